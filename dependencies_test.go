@@ -103,7 +103,8 @@ func dependencies(packages []linked) string {
 		}
 	}
 	fmt.Fprintf(&b, "<!-- Written by: go test . -run TestDependencies -update -->\n\n# Dependencies\n\n"+
-		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself; the others come with these.\n"+
+		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself; the "+
+		"others come with these.\n"+
 		"[CONTRIBUTING.md](../../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
 		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n", len(modules), direct)
 	names := slices.SortedFunc(maps.Keys(modules), func(a, b string) int {

@@ -92,7 +92,8 @@ func codeSpans(text string) []string {
 func repositoryPath(word string) (string, bool) {
 	p, relative := strings.CutPrefix(strings.Trim(word, "'\",:"), "./")
 	p = strings.TrimSuffix(strings.TrimSuffix(p, "..."), "/")
-	if strings.ContainsAny(p, "*<>{}$") || strings.HasPrefix(p, "bin/") || strings.HasPrefix(p, "my-") || strings.HasPrefix(p, "/") {
+	if strings.ContainsAny(p, "*<>{}$") || strings.HasPrefix(p, "bin/") || strings.HasPrefix(p, "my-") ||
+		strings.HasPrefix(p, "/") {
 		return "", false
 	}
 	top, _, folder := strings.Cut(p, "/")

@@ -3,9 +3,9 @@
 package nftproxy_test
 
 import (
-	"bytes"
 	"go/ast"
 	"go/parser"
+	"go/scanner"
 	"go/token"
 	"io/fs"
 	"os"
@@ -14,10 +14,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
-// maxLines is the longest Go file: what does not fit holds two promises.
-const maxLines = 500
+// maxWidth is the widest line of Go, in characters. A tab is one.
+const maxWidth = 120
 
 // uses lists what a package can use outside the process, in the words of the
 // column "Uses directly" in docs/internals/packages.md, with the imports that stand for each.
@@ -25,14 +26,16 @@ const maxLines = 500
 // calls, since package time has durations too.
 func uses() map[string][]string {
 	return map[string][]string{
-		"Kubernetes":     {"k8s.io/", "sigs.k8s.io/"},
-		"kernel":         {"github.com/google/nftables", "github.com/mdlayher/", "github.com/ti-mo/", "github.com/vishvananda/", "golang.org/x/sys/", "syscall"},
+		"Kubernetes": {"k8s.io/", "sigs.k8s.io/"},
+		"kernel": {"github.com/google/nftables", "github.com/mdlayher/", "github.com/ti-mo/",
+			"github.com/vishvananda/", "golang.org/x/sys/", "syscall"},
 		"files":          {"io/fs", "os"},
 		"sockets":        {"net", "net/http"},
 		"processes":      {"os/exec"},
 		"log":            {"log", "log/slog"},
 		"random numbers": {"crypto/rand", "math/rand", "math/rand/v2"},
-		"clock":          {"time.Now", "time.Since", "time.Until", "time.After", "time.AfterFunc", "time.Sleep", "time.NewTimer", "time.NewTicker", "time.Tick"},
+		"clock": {"time.Now", "time.Since", "time.Until", "time.After", "time.AfterFunc", "time.Sleep",
+			"time.NewTimer", "time.NewTicker", "time.Tick"},
 	}
 }
 
@@ -74,7 +77,9 @@ func TestPackages(t *testing.T) {
 		}
 		for word, names := range uses() {
 			for _, u := range append(importPaths(parsed), clockCalls(parsed)...) {
-				if slices.ContainsFunc(names, func(n string) bool { return u == n || strings.HasSuffix(n, "/") && strings.HasPrefix(u, n) }) {
+				if slices.ContainsFunc(names, func(n string) bool {
+					return u == n || strings.HasSuffix(n, "/") && strings.HasPrefix(u, n)
+				}) {
 					used[pkg][word] = file + " has " + u
 				}
 			}
@@ -239,14 +244,38 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-func TestFileLength(t *testing.T) {
-	for file := range goFiles(t, parser.PackageClauseOnly) {
-		b, err := os.ReadFile(file)
+// TestLineWidth: no line of Go is wider than maxWidth, but for text of other programs in raw strings over several
+// lines.
+func TestLineWidth(t *testing.T) {
+	for file := range goFiles(t, parser.ImportsOnly) {
+		source, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := bytes.Count(b, []byte("\n")); n > maxLines {
-			t.Errorf("%s has %d lines, more than %d", file, n, maxLines)
+		text := rawLines(source)
+		for i, line := range strings.Split(string(source), "\n") {
+			if n := utf8.RuneCountInString(line); n > maxWidth && !text[i+1] {
+				t.Errorf("%s:%d has %d characters, more than %d", file, i+1, n, maxWidth)
+			}
+		}
+	}
+}
+
+// rawLines are the lines on which a raw string over several lines stands, from 1.
+func rawLines(source []byte) map[int]bool {
+	file := token.NewFileSet().AddFile("", -1, len(source))
+	var s scanner.Scanner
+	s.Init(file, source, nil, 0)
+	lines := map[int]bool{}
+	for {
+		pos, tok, literal := s.Scan()
+		if tok == token.EOF {
+			return lines
+		}
+		if more := strings.Count(literal, "\n"); tok == token.STRING && more > 0 {
+			for i := range more + 1 {
+				lines[file.Line(pos)+i] = true
+			}
 		}
 	}
 }

@@ -26,7 +26,8 @@ func TestTrackRecord(t *testing.T) {
 func TestSurvey(t *testing.T) {
 	tests := testsByFolder(t)
 	wanted := []string{
-		"2447", "614", "752", "563", "1138", "2365", "2079", "1435", "2086", "1669", "3836", "1860", "1880", "2433", "4444", "3015",
+		"2447", "614", "752", "563", "1138", "2365", "2079", "1435", "2086", "1669", "3836", "1860", "1880", "2433", "4444",
+		"3015",
 	}
 	number := regexp.MustCompile(`\[KEP-(\d+)\]\(https://kep\.k8s\.io/(\d+)\)`)
 	var got []string

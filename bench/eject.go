@@ -13,9 +13,10 @@ import (
 func newEjectCommand() *cobra.Command {
 	var e data.Ejection
 	cmd := &cobra.Command{
-		Use:   "eject",
-		Short: "Measure the CPU time of a node with --nftproxy-eject=off, report and on in turn, at rest and under new connections",
-		Args:  cobra.NoArgs,
+		Use: "eject",
+		Short: "Measure the CPU time of a node with --nftproxy-eject=off, report and on in turn, at rest and under new " +
+			"connections",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			e.Log = cmd.ErrOrStderr()
 			return e.Run(cmd.Context(), cmd.OutOrStdout())

@@ -2,7 +2,8 @@
 // machine. It says which of the project's targets are met. It needs root; everything runs
 // in network namespaces of its own.
 //
-// It writes tables to the terminal, and the figures as JSON to a directory. Packages control and data measure the figures.
+// It writes tables to the terminal, and the figures as JSON to a directory. Packages control and data measure the
+// figures.
 package main
 
 import (
@@ -72,19 +73,26 @@ func newCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.quick, "quick", false, "the smallest size and few samples: a few minutes")
-	f.DurationVar(&o.limit, "limit", 3*time.Minute, "how long one cell may take; what takes longer is stopped and reported as more than that")
+	f.DurationVar(&o.limit, "limit", 3*time.Minute, "how long one cell may take; what takes longer is stopped and "+
+		"reported as more than that")
 	f.StringVar(&o.only, "only", "", "one part: control, data, flows or node (default all)")
-	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
+	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 `+
+		`LB" (default all)`)
 	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
 	f.StringVar(&o.out, "out", "", "directory for the JSON (default docs/bench; of a quick run bin/bench)")
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
-	f.StringArrayVar(&o.flags, "flag", nil, "a flag more for nftproxy run, such as --flag=--nftproxy-counters; the build of --earlier does not get it; repeat it for several")
-	f.StringVar(&o.earlier, "earlier", "", "another build of nftproxy, measured in place of kube-proxy and turn by turn (with --only data or --only node)")
+	f.StringArrayVar(&o.flags, "flag", nil, "a flag more for nftproxy run, such as --flag=--nftproxy-counters; the "+
+		"build of --earlier does not get it; repeat it for several")
+	f.StringVar(&o.earlier, "earlier", "", "another build of nftproxy, measured in place of kube-proxy and turn by turn "+
+		"(with --only data or --only node)")
 	f.IntVar(&o.rounds, "rounds", 3, "with --earlier and --only node: how often each build has its turn")
-	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(controlplane.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
-	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
-	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
+	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(controlplane.KubeProxyVariable),
+		"the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
+	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+
+		"; repeat it for several (default all)")
+	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones "+
+		"of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand(), newEjectCommand(), newNodeLossCommand())
 	return cmd
@@ -146,7 +154,8 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 }
 
 func (o *options) setup(log io.Writer) proxies.Setup {
-	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, Flags: o.flags, KubeProxy: o.kubeProxy, Only: o.proxies, Limit: o.limit, Log: log}
+	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, Flags: o.flags, KubeProxy: o.kubeProxy, Only: o.proxies,
+		Limit: o.limit, Log: log}
 }
 
 func (o *options) controlPlane(log io.Writer) (part, error) {
@@ -172,7 +181,8 @@ func (o *options) node(log io.Writer) (part, error) {
 		sizes = []string{result.Usual}
 	}
 	if o.quick {
-		c.Samples, p.leftOut = control.Quick(), []string{"node: all rates with kube-proxy; nftproxy goes through 10 s of each instead of 30"}
+		c.Samples, p.leftOut = control.Quick(), []string{"node: all rates with kube-proxy; nftproxy goes through 10 s of " +
+			"each instead of 30"}
 		if len(o.sizes) == 0 {
 			sizes = []string{result.Small}
 		}
@@ -221,7 +231,8 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	r := newRecorder(result.Report{Facts: facts, Started: time.Now(), Quick: o.quick}, filepath.Join(o.out, o.json), os.Stderr, abort)
+	r := newRecorder(result.Report{Facts: facts, Started: time.Now(), Quick: o.quick}, filepath.Join(o.out, o.json),
+		os.Stderr, abort)
 	if o.add {
 		before, err := result.Read(r.path)
 		if err == nil {

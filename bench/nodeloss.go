@@ -16,10 +16,11 @@ import (
 func newNodeLossCommand() *cobra.Command {
 	var rate int
 	cmd := &cobra.Command{
-		Use:   "node-loss DIRECTORY",
-		Short: "Draw the tables of `realcluster node-loss` in off.csv, kube-proxy.csv and on.csv, as far as there are any, as node-loss.svg beside them",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return drawNodeLoss(args[0], rate) },
+		Use: "node-loss DIRECTORY",
+		Short: "Draw the tables of `realcluster node-loss` in off.csv, kube-proxy.csv and on.csv, as far as there are any, " +
+			"as node-loss.svg beside them",
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return drawNodeLoss(args[0], rate) },
 	}
 	cmd.Flags().IntVar(&rate, "rate", 200, "`number` of new connections a second, for the text")
 	return cmd
@@ -49,7 +50,8 @@ func drawNodeLoss(dir string, rate int) error {
 		return fmt.Errorf("%s has no table of node-loss", dir)
 	}
 	picture := result.DrawSeconds("A node of three loses its network",
-		fmt.Sprintf("%d new connections a second to Services with 3 and 30 endpoints: the share that fails or takes more than a second.", rate),
+		fmt.Sprintf("%d new connections a second to Services with 3 and 30 endpoints: the share that fails or takes more "+
+			"than a second.", rate),
 		"seconds after the cut", lines)
 	return os.WriteFile(filepath.Join(dir, "node-loss.svg"), picture, 0o644)
 }

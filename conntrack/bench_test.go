@@ -69,7 +69,8 @@ func benchFamilies() []benchFamily {
 
 // snapshot has a DNS Service with so many endpoints.
 func (f *benchFamily) snapshot(b testing.TB, endpoints int) service.Snapshot {
-	text := "node n1\nservice kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip " + f.clusterIP + "\n  port dns udp 53\n"
+	text := "node n1\nservice kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip " + f.clusterIP +
+		"\n  port dns udp 53\n"
 	for i := range endpoints {
 		text += fmt.Sprintf("    endpoint %v n1 ready serving\n", netip.AddrPortFrom(f.at(i+1), 53))
 	}
@@ -194,7 +195,8 @@ func (f *benchFamily) passes(b testing.TB, ns *testnet.Namespace) (scoped, whole
 func (w *way) report(b *testing.B) {
 	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.wall.Seconds() * 1e3 }), w.name+"-ms")
 	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.cpu.Seconds() * 1e3 }), w.name+"-cpu-ms")
-	b.ReportMetric(slices.MaxFunc(w.costs, func(x, y cost) int { return cmp.Compare(x.memory, y.memory) }).memory, w.name+"-peak-MiB")
+	b.ReportMetric(slices.MaxFunc(w.costs, func(x, y cost) int { return cmp.Compare(x.memory, y.memory) }).memory,
+		w.name+"-peak-MiB")
 }
 
 // removeByTimo removes the stale flows by the library alone.
@@ -206,7 +208,8 @@ func removeByTimo(b testing.TB, ns *testnet.Namespace, f *benchFamily) (removed 
 	}
 	stale := f.stale(0)
 	for _, one := range list {
-		if one.TupleOrig.IP.DestinationAddress == stale.Original.Dst.Addr() && one.TupleReply.IP.SourceAddress == stale.Reply.Src.Addr() {
+		if one.TupleOrig.IP.DestinationAddress == stale.Original.Dst.Addr() &&
+			one.TupleReply.IP.SourceAddress == stale.Reply.Src.Addr() {
 			if err := conn.Delete(one); err != nil {
 				b.Fatal(err)
 			}
@@ -343,7 +346,9 @@ func manyServices(b *testing.B) [2]service.Snapshot {
 	var text strings.Builder
 	text.WriteString("node n1\n")
 	for i := range 1000 {
-		fmt.Fprintf(&text, "service default/s%04d created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.%d.%d\n  port http tcp 80\n", i, i/250, i%250+1)
+		fmt.Fprintf(&text,
+			"service default/s%04d created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.%d.%d\n  port http tcp 80\n", i, i/250,
+			i%250+1)
 		for j := range 10 {
 			fmt.Fprintf(&text, "    endpoint 10.%d.%d.%d:80 n1 ready serving\n", 10+j, i/250, i%250+1)
 		}
@@ -365,7 +370,8 @@ func BenchmarkKeptConnection(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			x := NewIndex(Options{})
 			s := func(i int) service.Snapshot {
-				return parse(b, noShop+fmt.Sprintf("service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  port http tcp 80\n    endpoint 10.1.%d.%d:80 n1 ready serving\n", i/250, i%250))
+				return parse(b, noShop+fmt.Sprintf("service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  "+
+					"port http tcp 80\n    endpoint 10.1.%d.%d:80 n1 ready serving\n", i/250, i%250))
 			}
 			for i := range n {
 				x.Update(s(i))

@@ -216,8 +216,8 @@ func (c *Cleaner) retry(now time.Time) bool {
 	return ok
 }
 
-// cut asks for a pass where time alone has made flows stale, or may have, if it has. One pass is enough: no packet is on its way
-// by other rules.
+// cut asks for a pass where time alone has made flows stale, or may have, if it has. One pass is enough: no packet is
+// on its way by other rules.
 func (c *Cleaner) cut(now time.Time) bool {
 	scope := c.judge.index.Advance(now)
 	if scope.Empty() {

@@ -86,8 +86,12 @@ func (s *slowTable) Delete(_ context.Context, flows []Flow) (int, error) {
 		return 0, &RefusedError{slices.Clone(flows), s.denied}
 	}
 	before := len(s.flows)
-	s.flows = slices.DeleteFunc(s.flows, func(f Flow) bool { return slices.Contains(flows, f) && !slices.Contains(s.stay, f) })
-	if left := slices.DeleteFunc(slices.Clone(flows), func(f Flow) bool { return !slices.Contains(s.stay, f) }); len(left) > 0 {
+	s.flows = slices.DeleteFunc(s.flows, func(f Flow) bool {
+		return slices.Contains(flows, f) && !slices.Contains(s.stay, f)
+	})
+	if left := slices.DeleteFunc(slices.Clone(flows), func(f Flow) bool {
+		return !slices.Contains(s.stay, f)
+	}); len(left) > 0 {
 		s.tries = append(s.tries, time.Now())
 		return before - len(s.flows), &RefusedError{left, s.denied}
 	}
@@ -165,7 +169,8 @@ func TestCleanerRemoves(t *testing.T) {
 		table.flows = append(table.flows, flow(service.TCP, "10.96.0.1:82", 0), flow(service.TCP, "192.168.0.2:30080", 0),
 			dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply))
 		b := start(t, table)
-		b.SyncDone(parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n    endpoint 10.0.0.1:8081 n1 ready serving\n")(cluster)), true)
+		b.SyncDone(parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n    endpoint "+
+			"10.0.0.1:8081 n1 ready serving\n")(cluster)), true)
 		b.after(10*time.Millisecond, time.Now())
 		want := []Run{{
 			Scanned: 3*deleteBatch + 5, Duration: time.Millisecond, CPU: time.Millisecond, Lag: time.Millisecond,
@@ -174,7 +179,9 @@ func TestCleanerRemoves(t *testing.T) {
 		if diff := gocmp.Diff(want, b.runs); diff != "" {
 			t.Errorf("runs (-want +got):\n%s", diff)
 		}
-		if diff := gocmp.Diff([]Flow{live, elsewhere}, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
+		if diff := gocmp.Diff([]Flow{live, elsewhere}, table.flows, gocmp.Comparer(func(a, b Flow) bool {
+			return a == b
+		})); diff != "" {
 			t.Errorf("flows left (-want +got):\n%s", diff)
 		}
 	})
@@ -226,8 +233,8 @@ func TestCleanerLearnsTogether(t *testing.T) {
 	}
 }
 
-// TestCleanerSeesEachSync: flows leave an endpoint that came and went between two looks at the reports. Without the sync that
-// had it, they would seem to be another program's.
+// TestCleanerSeesEachSync: flows leave an endpoint that came and went between two looks at the reports. Without the
+// sync that had it, they would seem to be another program's.
 func TestCleanerSeesEachSync(t *testing.T) {
 	web := func(endpoint string) service.Snapshot {
 		text := "node n1\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  port x udp 80\n"
@@ -285,7 +292,8 @@ func TestCleanerWaitsForSync(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				with := func(endpoints string) service.Snapshot {
-					return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+endpoints)(cluster))
+					return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+
+						endpoints)(cluster))
 				}
 				table := &slowTable{dump: time.Millisecond}
 				b := start(t, table)
@@ -304,7 +312,8 @@ func TestCleanerWaitsForSync(t *testing.T) {
 				})
 				c.end(b, with(one+two))
 				b.after(time.Minute, time.Now())
-				if diff := gocmp.Diff(c.left, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b }), cmpopts.EquateEmpty()); diff != "" {
+				if diff := gocmp.Diff(c.left, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b }),
+					cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("flows left (-want +got):\n%s", diff)
 				}
 			})
@@ -368,7 +377,8 @@ func TestCleanerLooksWhereSomethingChanged(t *testing.T) {
 			}
 		})
 		b.after(time.Hour, t0)
-		if diff := gocmp.Diff(append(want, Filter{}, Filter{}), table.filters, cmpopts.EquateComparable(Filter{})); diff != "" {
+		if diff := gocmp.Diff(append(want, Filter{}, Filter{}), table.filters,
+			cmpopts.EquateComparable(Filter{})); diff != "" {
 			t.Errorf("dumps, with the late ones of the whole table (-want +got):\n%s", diff)
 		}
 	})
@@ -401,7 +411,8 @@ func TestCleanerKnowsWhatWasServedBefore(t *testing.T) {
 		others := dnated(service.UDP, "198.51.100.8", "203.0.113.5:80", "172.17.0.2:8080", SeenReply)
 		table := &slowTable{flows: []Flow{ours, others}}
 		b := start(t, table)
-		const before = "service default/old created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  external-ip 203.0.113.5\n" +
+		const before = "service default/old created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  external-ip " +
+			"203.0.113.5\n" +
 			"  port x udp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n"
 		asked := 0
 		b.ServedBefore(func() service.Snapshot {
@@ -413,7 +424,9 @@ func TestCleanerKnowsWhatWasServedBefore(t *testing.T) {
 		}
 		b.SyncDone(parse(t, "node n1\n"), true)
 		b.after(time.Minute, time.Now())
-		if diff := gocmp.Diff([]Flow{others}, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" || asked != 1 {
+		if diff := gocmp.Diff([]Flow{others}, table.flows, gocmp.Comparer(func(a, b Flow) bool {
+			return a == b
+		})); diff != "" || asked != 1 {
 			t.Errorf("asked %d times; flows left (-want +got):\n%s", asked, diff)
 		}
 		if b.runs[0].Removed[ServiceGone] != 1 {

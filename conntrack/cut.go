@@ -20,8 +20,8 @@ type cutoff struct {
 // due says that it is time.
 func (c cutoff) due(now time.Time) bool { return c.wanted && !now.Before(c.at) }
 
-// cutOf says what becomes of the established connections of a protocol to an endpoint that leaves the Service now: what the
-// Service asks for, or else the node's Options.Established. Its zero time is one that is past.
+// cutOf says what becomes of the established connections of a protocol to an endpoint that leaves the Service now: what
+// the Service asks for, or else the node's Options.Established. Its zero time is one that is past.
 func (x *Index) cutOf(s *service.Service, p service.Protocol) cutoff {
 	asked := s.Options.Departed
 	switch {
@@ -38,9 +38,9 @@ func (x *Index) cutOf(s *service.Service, p service.Protocol) cutoff {
 	return cutoff{}
 }
 
-// Advance tells the index the time. An index that is never told it leaves connections alone that are to be cut some time
-// after their endpoint has departed. Advance returns the scope of the flows that have become stale since the last call by
-// that. The time never goes back.
+// Advance tells the index the time. An index that is never told it leaves connections alone that are to be cut some
+// time after their endpoint has departed. Advance returns the scope of the flows that have become stale since the last
+// call by that. The time never goes back.
 func (x *Index) Advance(now time.Time) Scope {
 	u := update{Index: x}
 	x.departed.now = now
@@ -65,8 +65,9 @@ func (x *Index) NextCut() (at time.Time, ok bool) {
 	return at, !at.IsZero()
 }
 
-// Note takes in a flow that is not stale. Of a restart only Presume tells which flows lead to endpoints that departed before,
-// and it tells so for a while: Note remembers the endpoints whose connections are to be cut later, as departed now.
+// Note takes in a flow that is not stale. Of a restart only Presume tells which flows lead to endpoints that departed
+// before, and it tells so for a while: Note remembers the endpoints whose connections are to be cut later, as departed
+// now.
 func (x *Index) Note(f *Flow) {
 	x.noteDeparture(f)
 	x.sight(f)

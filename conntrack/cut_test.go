@@ -12,9 +12,11 @@ import (
 	"nftproxy/model/service"
 )
 
-// shop returns a snapshot of a Service with two endpoints, or without the second one. lines are more lines of the Service.
+// shop returns a snapshot of a Service with two endpoints, or without the second one. lines are more lines of the
+// Service.
 func shop(t *testing.T, second bool, lines string) service.Snapshot {
-	text := "node n1\n  address 192.168.0.2\n  host-address 192.168.0.2\nservice default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n" + lines
+	text := "node n1\n  address 192.168.0.2\n  host-address 192.168.0.2\nservice default/shop created " +
+		"2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n" + lines
 	for _, port := range []string{"http tcp 80 node-port 30080", "dns udp 80"} {
 		text += "  port " + port + "\n    endpoint 10.0.0.1:80 n1 ready serving\n"
 		if second {
@@ -26,8 +28,8 @@ func shop(t *testing.T, second bool, lines string) service.Snapshot {
 
 const noShop = "node n1\n  address 192.168.0.2\n  host-address 192.168.0.2\n"
 
-// TestDepartedConnections: what a Service asks for about connections to an endpoint that leaves, at the moment when it leaves,
-// goes before the node's flag. Flows of UDP and unanswered ones never wait.
+// TestDepartedConnections: what a Service asks for about connections to an endpoint that leaves, at the moment when it
+// leaves, goes before the node's flag. Flows of UDP and unanswered ones never wait.
 func TestDepartedConnections(t *testing.T) {
 	const established = SeenReply | Assured
 	tcp := []service.Protocol{service.TCP}
@@ -119,14 +121,16 @@ func TestDepartedConnections(t *testing.T) {
 			}
 			x.Advance(due.Add(formerFor))
 			x.Forget(x.Epoch())
-			if is(flow(service.TCP, "10.96.0.1:80", established), false); len(x.departed.from)+len(x.departed.order)+len(x.departed.timed) > 0 {
+			if is(flow(service.TCP, "10.96.0.1:80", established), false); len(x.departed.from)+len(x.departed.order)+
+				len(x.departed.timed) > 0 {
 				t.Errorf("%d claims are still remembered", len(x.departed.from))
 			}
 		})
 	}
 }
 
-// TestEndpointComesBack: an endpoint that is back when its connections would be cut keeps them, and each leaving counts anew.
+// TestEndpointComesBack: an endpoint that is back when its connections would be cut keeps them, and each leaving counts
+// anew.
 func TestEndpointComesBack(t *testing.T) {
 	const lines = "  option departed-connections cut-after=30s\n"
 	x, t0 := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
@@ -135,7 +139,8 @@ func TestEndpointComesBack(t *testing.T) {
 		at    time.Duration
 		there bool
 		stale bool
-	}{{0, true, false}, {1, false, false}, {20, true, false}, {31, true, false}, {40, false, false}, {69, false, false}, {70, false, true}, {80, true, false}} {
+	}{{0, true, false}, {1, false, false}, {20, true, false}, {31, true, false}, {40, false, false}, {69, false, false},
+		{70, false, true}, {80, true, false}} {
 		x.Advance(t0.Add(step.at * time.Second))
 		x.Update(shop(t, step.there, lines))
 		if _, stale := x.Stale(f); stale != step.stale {
@@ -144,12 +149,13 @@ func TestEndpointComesBack(t *testing.T) {
 	}
 }
 
-// TestPreserveUDP: with PreserveDuringTermination flows stay with an endpoint that terminates, whether it serves or not, and
-// not with one that is only unready or gone. A Service that asks no more has them removed at once.
+// TestPreserveUDP: with PreserveDuringTermination flows stay with an endpoint that terminates, whether it serves or
+// not, and not with one that is only unready or gone. A Service that asks no more has them removed at once.
 func TestPreserveUDP(t *testing.T) {
 	const preserve = "  option service.kubernetes.io/udp-connection-handling PreserveDuringTermination\n"
 	snapshot := func(lines, conditions string) service.Snapshot {
-		text := "node n1\nservice default/sip created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n" + lines + "  port sip udp 5060\n    endpoint 10.0.0.1:5060 n1 ready serving\n"
+		text := "node n1\nservice default/sip created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n" + lines +
+			"  port sip udp 5060\n    endpoint 10.0.0.1:5060 n1 ready serving\n"
 		if conditions != "gone" {
 			text += "    endpoint 10.0.0.2:5060 n1" + conditions + "\n"
 		}
@@ -157,7 +163,8 @@ func TestPreserveUDP(t *testing.T) {
 	}
 	for _, family := range []struct{ name, status string }{{"answered", "yes"}, {"one way", "no"}} {
 		x := NewIndex(Options{})
-		f := dnated(service.UDP, "10.0.0.9", "10.96.0.1:5060", "10.0.0.2:5060", map[string]Status{"yes": SeenReply, "no": 0}[family.status])
+		f := dnated(service.UDP, "10.0.0.9", "10.96.0.1:5060", "10.0.0.2:5060", map[string]Status{"yes": SeenReply,
+			"no": 0}[family.status])
 		for i, step := range []struct {
 			lines, conditions string
 			stale             bool
@@ -187,8 +194,9 @@ func TestPreserveUDP(t *testing.T) {
 	}
 }
 
-// TestCleanerCutsLater: the Cleaner removes the connections when the time has come, without any sync. A new process that
-// knows an endpoint only by the connections counts the time from its first pass on; one that asks for a cut at once has it.
+// TestCleanerCutsLater: the Cleaner removes the connections when the time has come, without any sync. A new process
+// that knows an endpoint only by the connections counts the time from its first pass on; one that asks for a cut at
+// once has it.
 func TestCleanerCutsLater(t *testing.T) {
 	for name, test := range map[string]struct {
 		option    string
@@ -238,12 +246,13 @@ func TestCleanerCutsLater(t *testing.T) {
 	}
 }
 
-// TestPreserveUDPPackets: with PreserveDuringTermination a client's datagrams from the same port reach the endpoint that
-// terminates and does not serve any more, until it is gone, and those from another port the other endpoint.
+// TestPreserveUDPPackets: with PreserveDuringTermination a client's datagrams from the same port reach the endpoint
+// that terminates and does not serve any more, until it is gone, and those from another port the other endpoint.
 func TestPreserveUDPPackets(t *testing.T) {
 	families(t, func(l *live) {
 		services := func(option, one string) string {
-			text := bystander + "service default/sip created 2026-01-01T00:00:00Z\n  cluster-ip CLUSTER\n" + option + "  port sip udp 53\n"
+			text := bystander + "service default/sip created 2026-01-01T00:00:00Z\n  cluster-ip CLUSTER\n" + option +
+				"  port sip udp 53\n"
 			if one != "gone" {
 				text += "    endpoint ONE-POD node" + one + "\n"
 			}
@@ -274,12 +283,14 @@ func TestPreserveUDPPackets(t *testing.T) {
 	})
 }
 
-// TestPlannedCutsAreSmall: a Service that replaces all of its endpoints again and again does not fill the memory with planned cuts.
+// TestPlannedCutsAreSmall: a Service that replaces all of its endpoints again and again does not fill the memory with
+// planned cuts.
 func TestPlannedCutsAreSmall(t *testing.T) {
 	x, now := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
 	snapshot := func(round int) service.Snapshot {
 		var text strings.Builder
-		text.WriteString(noShop + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option departed-connections cut-after=1h\n  port http tcp 80\n")
+		text.WriteString(noShop + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option " +
+			"departed-connections cut-after=1h\n  port http tcp 80\n")
 		for i := range 200 {
 			fmt.Fprintf(&text, "    endpoint 10.%d.0.%d:80 n1 ready serving\n", round%2, i+1)
 		}
@@ -300,8 +311,8 @@ func TestPlannedCutsAreSmall(t *testing.T) {
 	}
 }
 
-// TestLaterKeepOutlivesEarlierCut: an endpoint that came back, and left again when the Service wanted connections kept, keeps them: the
-// first departure does not count again when the second one is forgotten.
+// TestLaterKeepOutlivesEarlierCut: an endpoint that came back, and left again when the Service wanted connections kept,
+// keeps them: the first departure does not count again when the second one is forgotten.
 func TestLaterKeepOutlivesEarlierCut(t *testing.T) {
 	x, t0 := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
 	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.2:80", SeenReply|Assured)
@@ -329,7 +340,9 @@ func TestLaterKeepOutlivesEarlierCut(t *testing.T) {
 func TestNoteOtherPortOfRanges(t *testing.T) {
 	x, now := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
 	x.Advance(now)
-	x.Update(parse(t, noShop+"service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option departed-connections cut-after=30s\n  option port-ranges 8000-9000/TCP\n  port http tcp 80\n    endpoint 10.0.0.1:80 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"))
+	x.Update(parse(t, noShop+"service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option "+
+		"departed-connections cut-after=30s\n  option port-ranges 8000-9000/TCP\n  port http tcp 80\n    endpoint "+
+		"10.0.0.1:80 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"))
 	x.Presume()
 	for dst, to := range map[string]string{"10.96.0.1:8080": "10.0.0.2:8080", "10.96.0.1:8081": "10.0.0.2:80"} {
 		f := dnated(service.TCP, "10.0.0.9", dst, to, SeenReply|Assured)
@@ -354,16 +367,19 @@ func TestNoteOtherPortOfRanges(t *testing.T) {
 	}
 }
 
-// TestCutSparesTheLiving: connections to an endpoint that a Service has, by whatever way, go on, although another way has lost it.
+// TestCutSparesTheLiving: connections to an endpoint that a Service has, by whatever way, go on, although another way
+// has lost it.
 func TestCutSparesTheLiving(t *testing.T) {
 	const established = SeenReply | Assured
 	shop := func(name, lines string) string {
-		return "service default/" + name + " created 2026-01-01T00:00:00Z\n  cluster-ip " + map[string]string{"shop": "10.96.0.1", "other": "10.96.0.2"}[name] + "\n  option departed-connections cut\n" + lines
+		return "service default/" + name + " created 2026-01-01T00:00:00Z\n  cluster-ip " +
+			map[string]string{"shop": "10.96.0.1", "other": "10.96.0.2"}[name] + "\n  option departed-connections cut\n" + lines
 	}
 	const (
 		port   = "  port http tcp 8080\n    endpoint 10.0.0.1:8080 n1 ready serving\n"
-		ranges = "  port web tcp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"
-		empty  = "  port http tcp 8080\n"
+		ranges = "  port web tcp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    " +
+			"endpoint 10.0.0.1:0 n1 ready serving\n"
+		empty = "  port http tcp 8080\n"
 	)
 	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:8080", "10.0.0.1:8080", established)
 	for name, steps := range map[string][]string{
@@ -396,11 +412,13 @@ func TestLaterKeepByRanges(t *testing.T) {
 	x, t0 := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
 	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:8080", "10.0.0.1:8080", SeenReply|Assured)
 	shop := func(option, ports string) service.Snapshot {
-		return parse(t, noShop+"service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option departed-connections "+option+"\n"+ports)
+		return parse(t, noShop+"service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option "+
+			"departed-connections "+option+"\n"+ports)
 	}
 	x.Advance(t0)
 	x.Update(shop("cut-after=1h", "  port http tcp 8080\n    endpoint 10.0.0.1:8080 n1 ready serving\n"))
-	x.Update(shop("cut-after=1h", "  port web tcp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"))
+	x.Update(shop("cut-after=1h", "  port web tcp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n  port ranges tcp "+
+		"ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"))
 	x.Advance(t0.Add(20 * time.Minute))
 	x.Update(shop("keep", "  port web tcp 80\n  port ranges tcp ranges=8000-9000\n"))
 	for m := 21; m < 90; m++ {

@@ -93,8 +93,8 @@ func (d *departed) remember(one *departure) {
 	d.order = append(d.order, one)
 }
 
-// last returns the latest departure of an endpoint from the claims, by which connections to a port number were led to addr; nil
-// if none is known.
+// last returns the latest departure of an endpoint from the claims, by which connections to a port number were led to
+// addr; nil if none is known.
 func (d *departed) last(number uint16, addr netip.AddrPort, claims ...service.Claim) *departure {
 	var last *departure
 	consider := func(one *departure) {
@@ -174,8 +174,9 @@ func (d *departed) endPresumption(epoch uint64) {
 	}
 }
 
-// forget forgets the departures up to an epoch, except those that are to be cut later, and those that say otherwise of an endpoint
-// which came back and left again: these count as departures of the current epoch in the order, so they stay until a later call.
+// forget forgets the departures up to an epoch, except those that are to be cut later, and those that say otherwise of
+// an endpoint which came back and left again: these count as departures of the current epoch in the order, so they stay
+// until a later call.
 func (d *departed) forget(epoch uint64) {
 	for _, one := range d.drop(epoch) {
 		if d.pending(one) || d.overrules(one) {
@@ -190,8 +191,8 @@ func (d *departed) pending(one *departure) bool {
 	return !at.IsZero() && d.now.Before(at.Add(formerFor)) || !one.seen.IsZero() && d.now.Before(one.seen.Add(formerFor))
 }
 
-// overrules says that an endpoint may have an earlier departure which is pending, from the claim or, of ports that moved between
-// the two, from ranges or a port of the address.
+// overrules says that an endpoint may have an earlier departure which is pending, from the claim or, of ports that
+// moved between the two, from ranges or a port of the address.
 func (d *departed) overrules(later *departure) bool {
 	c := later.claim
 	if d.timedAt[c.Range()] == 0 || c.IsRange() {
@@ -203,7 +204,8 @@ func (d *departed) overrules(later *departure) bool {
 				continue
 			}
 			for e := range later.endpoints.All() {
-				if one.has(e.Addr.Port(), e.Addr) || one.ranges != "" && one.has(c.Port, netip.AddrPortFrom(e.Addr.Addr(), c.Port)) {
+				if one.has(e.Addr.Port(), e.Addr) || one.ranges != "" &&
+					one.has(c.Port, netip.AddrPortFrom(e.Addr.Addr(), c.Port)) {
 					return true
 				}
 			}

@@ -157,8 +157,8 @@ func (w *world) endpoint(t *testing.T, name string) netip.AddrPort {
 	return at
 }
 
-// TestCutWhereRulesDrop: a client from outside loses the last endpoint of a node with externalTrafficPolicy Local, and its
-// connection is cut. The rules drop its next packet, so it sees silence.
+// TestCutWhereRulesDrop: a client from outside loses the last endpoint of a node with externalTrafficPolicy Local, and
+// its connection is cut. The rules drop its next packet, so it sees silence.
 func TestCutWhereRulesDrop(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for a second")
@@ -168,8 +168,10 @@ func TestCutWhereRulesDrop(t *testing.T) {
 	r, table := newRules(t, w.Node), open(t, w.Node)
 	node := w.NodeAddrs.V4()
 	snapshot := func(endpoint string) service.Snapshot {
-		return parse(t, fmt.Sprintf("node node\n  address %v\n  host-address %[1]v\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip %v\n  external-policy Local\n"+
-			"  option departed-connections cut\n  port http tcp 80 node-port 30080\n    endpoint 10.99.0.9:8080 other ready serving\n", node, w.clusterIP)+endpoint)
+		return parse(t, fmt.Sprintf("node node\n  address %v\n  host-address %[1]v\nservice default/web created "+
+			"2026-01-01T00:00:00Z\n  cluster-ip %v\n  external-policy Local\n"+
+			"  option departed-connections cut\n  port http tcp 80 node-port 30080\n    endpoint 10.99.0.9:8080 other ready "+
+			"serving\n", node, w.clusterIP)+endpoint)
 	}
 	before, after := snapshot(fmt.Sprintf("    endpoint %v node ready serving\n", vanishing)), snapshot("")
 	r.sync(t, before)

@@ -247,7 +247,8 @@ func TestFaultsOfCleaner(t *testing.T) {
 	}
 	places := f.places(t, clean)
 	if count(); stale > 0 || others != wantOthers || failed > 0 {
-		t.Fatalf("without a fault %d stale flows are left, and %d others of %d; %d passes failed", stale, others, wantOthers, failed)
+		t.Fatalf("without a fault %d stale flows are left, and %d others of %d; %d passes failed", stale, others, wantOthers,
+			failed)
 	}
 	cases, most := 0, 0
 	for i, at := range places {
@@ -262,7 +263,8 @@ func TestFaultsOfCleaner(t *testing.T) {
 			cases++
 			count()
 			if stale > 0 || others != wantOthers || failed > 1 {
-				t.Errorf("%s at message %d, %s: %d stale flows are left, and %d others of %d; %d of %d passes failed", fault, at.Number, at, stale, others, wantOthers, failed, passes)
+				t.Errorf("%s at message %d, %s: %d stale flows are left, and %d others of %d; %d of %d passes failed", fault,
+					at.Number, at, stale, others, wantOthers, failed, passes)
 			}
 			most = max(most, failed)
 		}

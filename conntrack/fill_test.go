@@ -57,7 +57,8 @@ func addCreation(e *nfnetlink.Encoder, f *Flow) {
 		ctaProtoNATPorts = 1
 		confirmed        = 1 << 3
 	)
-	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, 0, uint8(f.Family()))
+	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, 0,
+		uint8(f.Family()))
 	f.addTuple(e, ctaTupleOrig, f.Original)
 	f.addTuple(e, ctaTupleReply, Tuple{f.Original.Dst, f.Original.Src})
 	e.Uint32(ctaStatus, confirmed).Uint32(ctaTimeout, 3600)

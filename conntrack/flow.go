@@ -52,8 +52,8 @@ func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
 // Family is the family of the flow's addresses.
 func (f Flow) Family() ip.Family { return ip.Of(f.Original.Dst.Addr()) }
 
-// Translated reports whether the kernel rewrites the destination of the flow's original packets: by DNAT, or by IPVS, which
-// sets no bit of the status but changes where replies come from (Linux, ip_vs_update_conntrack).
+// Translated reports whether the kernel rewrites the destination of the flow's original packets: by DNAT, or by IPVS,
+// which sets no bit of the status but changes where replies come from (Linux, ip_vs_update_conntrack).
 func (f *Flow) Translated() bool {
 	if f.Status&DstNAT != 0 {
 		return true
@@ -114,7 +114,8 @@ const (
 
 func (s TCPState) String() string {
 	names := [...]string{
-		"", "syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack", "time-wait", "closed", "syn-sent-2",
+		"", "syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack", "time-wait", "closed",
+		"syn-sent-2",
 	}
 	if int(s) < len(names) {
 		return names[s]

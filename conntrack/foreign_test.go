@@ -17,7 +17,8 @@ import (
 // restarts, and ours go.
 func TestForeignTranslation(t *testing.T) {
 	families(t, func(l *live) {
-		const lines = "  cluster-ip CLUSTER\n  external-ip EXTERNAL\n  load-balancer-ip NODE\n  port dns udp 53 node-port 30053\n"
+		const lines = "  cluster-ip CLUSTER\n  external-ip EXTERNAL\n  load-balancer-ip NODE\n  port dns udp 53 node-port " +
+			"30053\n"
 		end := l.startCleaner()
 		l.become(webWith(lines, "ONE-POD"), "")
 		l.standBy()
@@ -147,7 +148,9 @@ func TestCleanerSparesFlowsOfYoungerRules(t *testing.T) {
 				b.after(table.dump/2, time.Now()) // The pass has read both flows.
 				b.SyncDone(with(one+two), false)
 				b.after(time.Minute, time.Now())
-				if diff := gocmp.Diff([]Flow{young}, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
+				if diff := gocmp.Diff([]Flow{young}, table.flows, gocmp.Comparer(func(a, b Flow) bool {
+					return a == b
+				})); diff != "" {
 					t.Errorf("flows left (-want +got):\n%s", diff)
 				}
 				if diff := gocmp.Diff(map[Reason]int{EndpointGone: 1}, b.runs[0].Removed); diff != "" {

@@ -34,7 +34,8 @@ func requester(datagram []byte) nfnetlink.Requester {
 // their names and judged, in bounded memory. A number of entries is not negative.
 func FuzzAnswers(f *testing.F) {
 	var dump []byte
-	for i, flow := range []Flow{flow(service.UDP, "10.96.0.1:80", 0), flow(service.TCP, "[fd00:96::1]:80", 0), flow(icmpv6, "[fd00::1]:128", 0)} {
+	for i, flow := range []Flow{flow(service.UDP, "10.96.0.1:80", 0), flow(service.TCP, "[fd00:96::1]:80", 0),
+		flow(icmpv6, "[fd00::1]:128", 0)} {
 		flow.ID, flow.Zone = uint32(i), uint16(i)
 		m := deletion(&flow)
 		dump = appendAnswer(dump, m.Kind, m.Body)
@@ -49,7 +50,9 @@ func FuzzAnswers(f *testing.F) {
 	b := service.NewBuilder(service.Node{Name: "node-0"})
 	b.Set(&service.Service{
 		Name: "ns/svc", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-		Ports: []service.Port{{Protocol: service.UDP, Port: 80, Endpoints: service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true, Serving: true}})}},
+		Ports: []service.Port{{Protocol: service.UDP, Port: 80,
+			Endpoints: service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true,
+				Serving: true}})}},
 	})
 	index.Update(b.Snapshot())
 	f.Fuzz(func(t *testing.T, datagram []byte) {

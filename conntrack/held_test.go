@@ -29,7 +29,8 @@ func TestCleanerFindsHeldPacket(t *testing.T) {
 
 	late := w.send(t, service.UDP, 41001, w.clusterIP, 80)
 	id := queue.next(t)
-	loadRules(t, w.Node, fmt.Sprintf("add rule ip other prerouting ip daddr %v udp dport 80 dnat to %v", w.clusterIP, w.outside))
+	loadRules(t, w.Node, fmt.Sprintf("add rule ip other prerouting ip daddr %v udp dport 80 dnat to %v", w.clusterIP,
+		w.outside))
 
 	ctx, stop := context.WithCancel(t.Context())
 	runs, done := make(chan Run, 3), make(chan error)
@@ -82,7 +83,8 @@ func hold(t *testing.T, ns *testnet.Namespace) *queue {
 	}
 	q := &queue{conn}
 	q.request(t, queueConfig, netfilter.Attribute{Type: configCommand, Data: []byte{1, 0, 0, unix.AF_INET}}) // bind
-	q.request(t, queueConfig, netfilter.Attribute{Type: configParams, Data: []byte{0, 0, 0, 0, 1}})          // metadata only
+	// metadata only
+	q.request(t, queueConfig, netfilter.Attribute{Type: configParams, Data: []byte{0, 0, 0, 0, 1}})
 
 	nft, err := nftables.New(nftables.WithNetNSFd(ns.Fd()))
 	if err != nil {
@@ -94,7 +96,8 @@ func hold(t *testing.T, ns *testnet.Namespace) *queue {
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
 	})
 	number := xt.Unknown(binary.NativeEndian.AppendUint16(nil, queueNumber))
-	nft.AddRule(&nftables.Rule{Table: policies, Chain: forward, Exprs: []expr.Any{&expr.Target{Name: "NFQUEUE", Info: &number}}})
+	nft.AddRule(&nftables.Rule{Table: policies, Chain: forward,
+		Exprs: []expr.Any{&expr.Target{Name: "NFQUEUE", Info: &number}}})
 	if err := nft.Flush(); err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,8 @@ func TestStale(t *testing.T) {
 		{"DNATed to the node port itself", service.UDP, "192.168.0.2:30443", 0, "", ""},
 		{"DNATed to where it was going, unready, unanswered", service.TCP, "192.168.0.2:8443", 0, "", EndpointGone},
 		{"DNATed to where it was going, unready, answered", service.TCP, "192.168.0.2:8443", SeenReply, "", ""},
-		{"DNATed to where it was going, unready, UDP", service.UDP, "192.168.0.2:8443", SeenReply | Assured, "", EndpointGone},
+		{"DNATed to where it was going, unready, UDP", service.UDP, "192.168.0.2:8443", SeenReply | Assured, "",
+			EndpointGone},
 		{"same endpoint by another address", service.UDP, "10.96.0.2:443", 0, "", ServiceAddress},
 		{"same node port by another address", service.UDP, "192.168.1.2:30443", 0, "0.0.0.0/0", NodePort},
 	}

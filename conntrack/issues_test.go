@@ -91,7 +91,8 @@ func TestKubernetes122740RestartSparesFlows(t *testing.T) {
 			t.Fatalf("%d and %d flows prove nothing", len(stay), len(leave))
 		}
 		orphans := []*conn{
-			l.dial(l.client, l.at("BALANCER", 53)), l.dial(l.client, l.at("EXTERNAL", 53)), l.dial(l.Outside, l.at("NODE", 30054)),
+			l.dial(l.client, l.at("BALANCER", 53)), l.dial(l.client, l.at("EXTERNAL", 53)),
+			l.dial(l.Outside, l.at("NODE", 30054)),
 		}
 		for _, c := range orphans {
 			c.wantAnswer("one")
@@ -225,19 +226,21 @@ func (k instantKernel) Objects(nft.TableID) (int, error)      { return 0, nil }
 // #135323: kube-proxy deleted flows one by one within the sync, and the rules waited.
 func TestKubernetes135323DeletesDoNotStallSyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		stale := Flow{Protocol: service.TCP, Status: DstNAT, Original: Tuple{netip.MustParseAddrPort("10.9.9.9:1"), netip.MustParseAddrPort("172.30.0.0:80")}}
+		stale := Flow{Protocol: service.TCP, Status: DstNAT, Original: Tuple{netip.MustParseAddrPort("10.9.9.9:1"),
+			netip.MustParseAddrPort("172.30.0.0:80")}}
 		table := &slowDeletes{endless{flow: stale, size: 10_000}, make(chan struct{})}
 		passes := 0
 		cleaner := NewCleaner(table, NewIndex(Options{}), func(Run) { passes++ })
 		cleaner.Alone(func() bool { return true })
 		cfg := ruleset.Config{Table: ruleset.DefaultTable}
 		var syncs []proxy.Sync
-		loop := proxy.New(proxy.DefaultConfig(), instantKernel{nft.NewModel()}, ruleset.NewCompiler(cfg).Compile, func(s proxy.Sync) {
-			if !s.Since.IsZero() { // Otherwise it only removed idle chains and sets.
-				syncs = append(syncs, s)
-			}
-			cleaner.SyncDone(s.Snapshot, s.Adopted)
-		})
+		loop := proxy.New(proxy.DefaultConfig(), instantKernel{nft.NewModel()}, ruleset.NewCompiler(cfg).Compile,
+			func(s proxy.Sync) {
+				if !s.Since.IsZero() { // Otherwise it only removed idle chains and sets.
+					syncs = append(syncs, s)
+				}
+				cleaner.SyncDone(s.Snapshot, s.Adopted)
+			})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 2)
 		mailbox, b := service.NewMailbox(), service.NewBuilder(gen.PlainNode())

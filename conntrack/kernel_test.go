@@ -56,7 +56,8 @@ type events struct {
 
 func listen(t testing.TB, ns *testnet.Namespace) *events {
 	t.Helper()
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), Groups: 1 << 0}) // NFNLGRP_CONNTRACK_NEW
+	// NFNLGRP_CONNTRACK_NEW
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), Groups: 1 << 0})
 	if err != nil {
 		t.Fatal(err)
 	}

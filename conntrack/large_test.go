@@ -42,7 +42,8 @@ func TestRemoveFromLargeTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		if removed != benchStale || left != entries {
-			t.Fatalf("removed %d flows of %d, %d are left, want %d removed and %d left", removed, entries+benchStale, left, benchStale, entries)
+			t.Fatalf("removed %d flows of %d, %d are left, want %d removed and %d left", removed, entries+benchStale, left,
+				benchStale, entries)
 		}
 		return took, after.TotalAlloc - before.TotalAlloc
 	}
@@ -59,7 +60,8 @@ func TestRemoveFromLargeTable(t *testing.T) {
 		ours, ourMemory := round(scoped)
 		theirs, theirMemory := round(func() int { return removeByTimo(t, ns, &f) })
 		t.Logf("round %d: %v and %.1f MB, ti-mo %v and %.1f MB: a %.1fth of the time",
-			i+1, ours.Round(time.Millisecond), float64(ourMemory)/1e6, theirs.Round(time.Millisecond), float64(theirMemory)/1e6, theirs.Seconds()/ours.Seconds())
+			i+1, ours.Round(time.Millisecond), float64(ourMemory)/1e6, theirs.Round(time.Millisecond), float64(theirMemory)/1e6,
+			theirs.Seconds()/ours.Seconds())
 		if ourMemory > memory { // All allocations together: the heap has grown by no more than that.
 			t.Errorf("allocated %d bytes, want at most %.0f", ourMemory, memory)
 		}

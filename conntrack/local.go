@@ -25,7 +25,9 @@ type ownAddresses struct {
 
 // has says whether the address is the node's own.
 func (o *ownAddresses) has(a netip.Addr) bool {
-	return o.onInterfaces[a] || o.byRoute[a] || slices.ContainsFunc(o.ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+	return o.onInterfaces[a] || o.byRoute[a] || slices.ContainsFunc(o.ranges, func(r netip.Prefix) bool {
+		return r.Contains(a)
+	})
 }
 
 // serves says whether the address serves node ports.
@@ -42,7 +44,8 @@ func (o *ownAddresses) answers(f *Flow) bool {
 
 // setNode takes the addresses on the interfaces, and those that serve node ports.
 func (o *ownAddresses) setNode(node *service.Node, nodePorts service.NodePortAddresses) {
-	o.onInterfaces, o.serving, o.all, o.loopback = map[netip.Addr]bool{}, map[netip.Addr]bool{}, ip.PerFamily[bool]{}, map[netip.Addr]bool{}
+	o.onInterfaces, o.serving, o.all, o.loopback = map[netip.Addr]bool{}, map[netip.Addr]bool{}, ip.PerFamily[bool]{},
+		map[netip.Addr]bool{}
 	if node == nil {
 		return
 	}

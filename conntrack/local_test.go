@@ -26,10 +26,12 @@ func TestLocalRoutes(t *testing.T) {
 		l.must(err)
 		route := func(prefix netip.Prefix) *netlink.Route {
 			return &netlink.Route{
-				LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+				LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(),
+					prefix.Addr().BitLen())}, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 			}
 		}
-		external, balancer := netip.MustParseAddr(l.addrs.Replace("EXTERNAL")), netip.MustParseAddr(l.addrs.Replace("BALANCER"))
+		external, balancer := netip.MustParseAddr(l.addrs.Replace("EXTERNAL")),
+			netip.MustParseAddr(l.addrs.Replace("BALANCER"))
 		for name, prefix := range map[string]netip.Prefix{
 			"a single address": netip.PrefixFrom(external, external.BitLen()),
 			"a range":          netip.PrefixFrom(balancer, balancer.BitLen()-1).Masked(), // without EXTERNAL
@@ -98,7 +100,8 @@ func TestLocalRoutesScope(t *testing.T) {
 		before, after []string
 		want          string
 	}{
-		"nothing":                        {[]string{"198.51.100.9/32", "198.51.0.0/24"}, []string{"198.51.100.9/32", "198.51.0.0/24"}, ""},
+		"nothing": {[]string{"198.51.100.9/32", "198.51.0.0/24"},
+			[]string{"198.51.100.9/32", "198.51.0.0/24"}, ""},
 		"a single address comes":         {nil, []string{"198.51.100.9/32"}, "198.51.100.9"},
 		"an address of an interface":     {nil, []string{"192.168.1.2/32"}, ""},
 		"the route of an interface goes": {[]string{"192.168.1.2/32"}, nil, ""},

@@ -115,8 +115,10 @@ func (f Filter) attributes() []byte {
 		e.Uint32(ctaStatus, uint32(f.Status)).Uint32(ctaStatusMask, uint32(f.Mask))
 	}
 	for _, end := range []end{
-		{f.Dst, f.Protocol, f.Port, ctaIPv4Dst, ctaProtoDstPort, filterIPDst, filterDstPort, ctaTupleOrig, ctaFilterOrigFlags},
-		{f.Endpoint.Addr(), f.Protocol, f.Endpoint.Port(), ctaIPv4Src, ctaProtoSrcPort, filterIPSrc, filterSrcPort, ctaTupleReply, ctaFilterReplyFlags},
+		{f.Dst, f.Protocol, f.Port, ctaIPv4Dst, ctaProtoDstPort, filterIPDst, filterDstPort, ctaTupleOrig,
+			ctaFilterOrigFlags},
+		{f.Endpoint.Addr(), f.Protocol, f.Endpoint.Port(), ctaIPv4Src, ctaProtoSrcPort, filterIPSrc, filterSrcPort,
+			ctaTupleReply, ctaFilterReplyFlags},
 	} {
 		if flags := end.addTuple(&e); flags != 0 {
 			// The flags are in the machine's byte order, unlike all other numbers.

@@ -35,7 +35,8 @@ func TestDeleteRequestNamesFlow(t *testing.T) {
 		m := deletion(&want)
 		got, err := parseFlow(m.Attributes())
 		if err != nil || got != want {
-			t.Errorf("deletion of %v ID %d zone %d names %v ID %d zone %d, %v", want, want.ID, want.Zone, got, got.ID, got.Zone, err)
+			t.Errorf("deletion of %v ID %d zone %d names %v ID %d zone %d, %v", want, want.ID, want.Zone, got, got.ID, got.Zone,
+				err)
 		}
 		if want.Family() != ip.Family(m.Body[0]) {
 			t.Errorf("deletion of %v is of family %d", want, m.Body[0])
@@ -48,7 +49,8 @@ func TestParseFlowZoneOfOneDirection(t *testing.T) {
 	f := flow(service.UDP, "10.96.0.1:80", 0)
 	var whole, tuple nfnetlink.Encoder
 	f.addTuple(&whole, ctaTupleOrig, f.Original)
-	tuple.Bytes(ctaTupleOrig, slices.Concat(nfnetlink.Attributes(whole.B).Get(ctaTupleOrig), new(nfnetlink.Encoder).Uint16(ctaTupleZone, 7).B))
+	tuple.Bytes(ctaTupleOrig, slices.Concat(nfnetlink.Attributes(whole.B).Get(ctaTupleOrig),
+		new(nfnetlink.Encoder).Uint16(ctaTupleZone, 7).B))
 	got, err := parseFlow(tuple.B)
 	want := Flow{Protocol: f.Protocol, Original: f.Original, Zone: 7}
 	if err != nil || got != want {

@@ -43,7 +43,8 @@ func TestFollowOccupancy(t *testing.T) {
 		{1003, 1000}, {1003, 2000}, {5, 0}, {1 << 40, 1 << 40},
 	}}
 	want := []conntrack.Occupancy{
-		{Limit: 1000}, {Entries: 989, Limit: 1000}, {Entries: 990, Limit: 1000, Full: true}, {Entries: 1000, Limit: 1000, Full: true},
+		{Limit: 1000}, {Entries: 989, Limit: 1000}, {Entries: 990, Limit: 1000, Full: true},
+		{Entries: 1000, Limit: 1000, Full: true},
 		{Full: true, Err: missing}, {Entries: 950, Limit: 1000, Full: true}, {Entries: 900, Limit: 1000, Full: true},
 		{Entries: 899, Limit: 1000}, {Entries: 950, Limit: 1000}, {Entries: 1003, Limit: 1000, Full: true},
 		{Entries: 1003, Limit: 2000}, {Entries: 5}, {Entries: 1 << 40, Limit: 1 << 40, Full: true},

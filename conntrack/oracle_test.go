@@ -43,13 +43,15 @@ type ask struct {
 }
 
 func byAddress(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
-	return slices.Contains(s.Addresses(), f.Original.Dst.Addr()) && !p.IsRange() && p.Port == f.Original.Dst.Port() && p.Protocol == f.Protocol
+	return slices.Contains(s.Addresses(), f.Original.Dst.Addr()) && !p.IsRange() && p.Port == f.Original.Dst.Port() &&
+		p.Protocol == f.Protocol
 }
 
 // byRanges says that the port's ranges have the flow's port.
 func byRanges(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
 	dst := f.Original.Dst
-	return p.IsRange() && p.Protocol == f.Protocol && p.Ranges.Has(dst.Port()) && slices.Contains(s.Addresses(), dst.Addr())
+	return p.IsRange() && p.Protocol == f.Protocol && p.Ranges.Has(dst.Port()) && slices.Contains(s.Addresses(),
+		dst.Addr())
 }
 
 func byNodePort(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
@@ -62,7 +64,8 @@ func (o *oracle) asks(f *conntrack.Flow) *ask {
 	for name, svc := range s.Services.All() {
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
-			if byAddress(svc, p, f) && !s.Conflicts.At(name).Has(service.Claim{Addr: dst.Addr(), Protocol: f.Protocol, Port: dst.Port()}) {
+			if byAddress(svc, p, f) && !s.Conflicts.At(name).Has(service.Claim{Addr: dst.Addr(), Protocol: f.Protocol,
+				Port: dst.Port()}) {
 				return &ask{svc, p, false}
 			}
 		}
@@ -95,7 +98,8 @@ func (o *oracle) others(f *conntrack.Flow) bool {
 	for _, svc := range o.now().Others.All() {
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
-			ranges := p.IsRange() && p.Protocol == f.Protocol && svc.InFamily(f.Family()) && (slices.Contains(svc.ClusterIPs, dst) || slices.Contains(svc.LoadBalancerIPs, dst))
+			ranges := p.IsRange() && p.Protocol == f.Protocol && svc.InFamily(f.Family()) &&
+				(slices.Contains(svc.ClusterIPs, dst) || slices.Contains(svc.LoadBalancerIPs, dst))
 			if ranges || byAddress(svc, p, f) || byNodePort(svc, p, f) && (o.servesNodePorts(dst) || o.onLoopback(f)) {
 				return true
 			}
@@ -137,7 +141,9 @@ func (o *oracle) spared(a netip.Addr) bool {
 }
 
 func (o *oracle) local(a netip.Addr) bool {
-	return slices.Contains(o.now().Node.HostAddresses, a) || slices.ContainsFunc(o.routes, func(r netip.Prefix) bool { return r.Contains(a) })
+	return slices.Contains(o.now().Node.HostAddresses, a) || slices.ContainsFunc(o.routes, func(r netip.Prefix) bool {
+		return r.Contains(a)
+	})
 }
 
 func (o *oracle) servesNodePorts(a netip.Addr) bool {
@@ -225,8 +231,8 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	return ""
 }
 
-// unserved says that the endpoint serves nothing, and the flow may be a datagram or has no answer. A Service may ask that
-// datagrams stay while the endpoint terminates.
+// unserved says that the endpoint serves nothing, and the flow may be a datagram or has no answer. A Service may ask
+// that datagrams stay while the endpoint terminates.
 func unserved(s *service.Service, f *conntrack.Flow, e *service.Endpoint) bool {
 	if e.Ready || e.Serving {
 		return false
@@ -241,14 +247,15 @@ func unserved(s *service.Service, f *conntrack.Flow, e *service.Endpoint) bool {
 func (o *oracle) had(i int, f *conntrack.Flow) *service.Service {
 	then := oracle{cfg: o.cfg, routes: o.routes, history: o.history[i : i+1]}
 	a := then.asks(f)
-	if a != nil && find(a.p, f, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) || o.onLoopback(f)) {
+	if a != nil && find(a.p, f, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) ||
+		o.onLoopback(f)) {
 		return a.s
 	}
 	return nil
 }
 
-// cut says what becomes of answered connections by a Service to an endpoint that left after the snapshot i: never cut, or
-// from a time on. timed says that this time is later than that of leaving.
+// cut says what becomes of answered connections by a Service to an endpoint that left after the snapshot i: never cut,
+// or from a time on. timed says that this time is later than that of leaving.
 func (o *oracle) cut(i int, s *service.Service, f *conntrack.Flow) (at time.Time, cut, timed bool) {
 	left := o.history[i+1]
 	if now, there := left.Services.Get(s.Name); there {
@@ -314,7 +321,8 @@ func (o *oracle) mayBe(f *conntrack.Flow) bool {
 	})
 }
 
-// find returns the endpoint of the port that the flow leads to, if it leads to the address. Ranges keep the flow's port.
+// find returns the endpoint of the port that the flow leads to, if it leads to the address. Ranges keep the flow's
+// port.
 func find(p *service.Port, f *conntrack.Flow, addr netip.AddrPort) *service.Endpoint {
 	for e := range p.Endpoints.All() {
 		at := e.Addr
@@ -329,9 +337,11 @@ func find(p *service.Port, f *conntrack.Flow, addr netip.AddrPort) *service.Endp
 }
 
 func (o *oracle) admitted(f *conntrack.Flow, a *ask) bool {
-	if direct := a.s.Options.SourceRanges; direct != nil && (a.nodePort || slices.Contains(a.s.ExternalIPs, f.Original.Dst.Addr())) {
+	if direct := a.s.Options.SourceRanges; direct != nil &&
+		(a.nodePort || slices.Contains(a.s.ExternalIPs, f.Original.Dst.Addr())) {
 		let := func(p netip.Prefix) bool { return p.Contains(f.Original.Src.Addr()) }
-		if a.nodePort || !a.s.Firewall().Restricts(service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol, Port: f.Original.Dst.Port()}) {
+		if a.nodePort || !a.s.Firewall().Restricts(service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol,
+			Port: f.Original.Dst.Port()}) {
 			if _, all := direct.Of(f.Family()); !all {
 				return slices.ContainsFunc(direct.Ranges(), let)
 			}
@@ -360,14 +370,16 @@ func (o *oracle) restrictedToNode(f *conntrack.Flow, a *ask) bool {
 	}
 	src := f.Original.Src.Addr()
 	pod, known := o.cfg.Pod(o.now().Node, src)
-	return a.s.ExternalPolicy == service.Local && a.s.Options.ExternalFailover != service.FailoverCluster && known && !pod && !o.local(src) && !src.IsLoopback()
+	return a.s.ExternalPolicy == service.Local && a.s.Options.ExternalFailover != service.FailoverCluster && known &&
+		!pod && !o.local(src) && !src.IsLoopback()
 }
 
 // passes says that the Service asks to leave the client to routing: it is not on this node, or there is no endpoint at
 // all for anybody.
 func (o *oracle) passes(f *conntrack.Flow, a *ask) bool {
 	src, dst, node := f.Original.Src.Addr(), f.Original.Dst.Addr(), o.now().Node
-	if a.nodePort || slices.Contains(a.s.ClusterIPs, dst) || a.s.ExternalPolicy == service.Cluster || a.s.Options.ExternalFailover != service.FailoverPass {
+	if a.nodePort || slices.Contains(a.s.ClusterIPs, dst) || a.s.ExternalPolicy == service.Cluster ||
+		a.s.Options.ExternalFailover != service.FailoverPass {
 		return false
 	}
 	if (o.clusterIP(dst) || o.unallocated(dst)) && !o.local(dst) && !o.spared(dst) || !o.admitted(f, a) {

@@ -32,7 +32,8 @@ func TestCleanerDoesNotRestFromWaiting(t *testing.T) {
 // rolled returns a Service with a hundred endpoints. The first ones, so many, are
 // replaced.
 func rolled(t *testing.T, b *service.Builder, replaced int) service.Snapshot {
-	text := cluster + "service default/rolled created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  external-ip 203.0.113.9\n  port dns udp 53\n"
+	text := cluster + "service default/rolled created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  external-ip " +
+		"203.0.113.9\n  port dns udp 53\n"
 	for i := range 100 {
 		generation := 1
 		if i < replaced {
@@ -167,7 +168,8 @@ func TestCleanerPace(t *testing.T) {
 		notify func(t *testing.T, b *bench)
 		want   []time.Duration
 	}{
-		"first sync": {func(t *testing.T, b *bench) { b.SyncDone(parse(t, cluster), true) }, []time.Duration{0, again, late, later}},
+		"first sync": {func(t *testing.T, b *bench) { b.SyncDone(parse(t, cluster), true) }, []time.Duration{0, again, late,
+			later}},
 		"many syncs that leave nothing stale: no pass for them": {func(t *testing.T, b *bench) {
 			s := parse(t, cluster)
 			for range 1000 {

@@ -30,7 +30,8 @@ type trial struct {
 	// flows has the flows that were made, up to a maximum.
 	flows []known
 	seen  map[string]int
-	// failover has every Service with external policy Local pass on what it has no endpoint for, which few ask for by themselves.
+	// failover has every Service with external policy Local pass on what it has no endpoint for, which few ask for by
+	// themselves.
 	failover bool
 	// leaving has every Service ask for something about endpoints that leave or terminate.
 	leaving bool
@@ -45,7 +46,8 @@ type known struct {
 func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	cfg, _ := gen.Config(rng)
-	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: gen.Node(rng), seen: seen, failover: seed%4 == 0, leaving: seed%4 == 1}
+	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: gen.Node(rng), seen: seen, failover: seed%4 == 0,
+		leaving: seed%4 == 1}
 	if rng.IntN(3) == 0 {
 		c.established = []service.Protocol{service.TCP, service.SCTP}[:1+rng.IntN(2)]
 	}
@@ -227,7 +229,8 @@ func (c *trial) stray() {
 	f := conntrack.Flow{
 		Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst},
 		Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src}, Zone: uint16(c.rng.IntN(20) / 19),
-		Status: conntrack.Status(c.rng.Uint32()) & (conntrack.SeenReply | conntrack.Assured | conntrack.SrcNAT | conntrack.DstNAT),
+		Status: conntrack.Status(c.rng.Uint32()) & (conntrack.SeenReply | conntrack.Assured |
+			conntrack.SrcNAT | conntrack.DstNAT),
 	}
 	if n := len(c.services); n > 0 && f.Status&conntrack.DstNAT != 0 {
 		s := c.services[c.rng.IntN(n)]
@@ -324,12 +327,14 @@ func TestStaleAgainstOracle(t *testing.T) {
 	}
 	t.Logf("%d cases", cases)
 	for what, n := range map[string]int{
-		"reason: ": 20_000, "reason: service address": 3000, "reason: node port": 500, "reason: unknown port of a cluster IP": 500,
-		"reason: unallocated address": 300, "reason: endpoint gone": 1000, "reason: service gone": 500,
+		"reason: ": 20_000, "reason: service address": 3000, "reason: node port": 500,
+		"reason: unknown port of a cluster IP": 500,
+		"reason: unallocated address":          300, "reason: endpoint gone": 1000, "reason: service gone": 500,
 		"reason: source not in the ranges": 30, "reason: traffic policy": 100,
 		"left to routing": 300, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
-		"translated without DNAT": 500, "cut later": 8, "answered, to a former endpoint: ": 300, "answered, to a former endpoint: endpoint gone": 40, "preserved": 3, "ranges": 100, "of another proxy now": 100,
+		"translated without DNAT": 500, "cut later": 8, "answered, to a former endpoint: ": 300,
+		"answered, to a former endpoint: endpoint gone": 40, "preserved": 3, "ranges": 100, "of another proxy now": 100,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)
@@ -348,9 +353,11 @@ func TestStaleAgainstOracle(t *testing.T) {
 // describeDeparted says in words what about departed endpoints the judgment of a flow showed; mostly nothing.
 func (o *oracle) describeDeparted(f *conntrack.Flow, got conntrack.Reason) string {
 	switch a := o.asks(f); {
-	case got == "" && f.Protocol == service.UDP && a != nil && find(a.p, f, f.Reply.Src) != nil && !serves(find(a.p, f, f.Reply.Src)):
+	case got == "" && f.Protocol == service.UDP && a != nil && find(a.p, f, f.Reply.Src) != nil &&
+		!serves(find(a.p, f, f.Reply.Src)):
 		return "preserved"
-	case f.Protocol != service.UDP && f.Status&conntrack.SeenReply != 0 && o.was(f) && (a == nil || find(a.p, f, f.Reply.Src) == nil):
+	case f.Protocol != service.UDP && f.Status&conntrack.SeenReply != 0 && o.was(f) &&
+		(a == nil || find(a.p, f, f.Reply.Src) == nil):
 		return "answered, to a former endpoint: " + string(got)
 	}
 	return "nothing about departed endpoints"

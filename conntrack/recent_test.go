@@ -15,7 +15,8 @@ import (
 
 // shopWith has a TCP Service with an endpoint of each number, and a node port.
 func shopWith(t *testing.T, endpoints ...int) service.Snapshot {
-	text := cluster + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  port http tcp 80 node-port 30080\n"
+	text := cluster + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  port http tcp 80 " +
+		"node-port 30080\n"
 	for _, i := range endpoints {
 		text += fmt.Sprintf("    endpoint 10.1.0.%d:8080 n1 ready serving\n", i)
 	}
@@ -33,7 +34,8 @@ func (n *noting) noted(c service.Claim) (bool, error) { return n.claims[c], n.er
 // TestRecentRanges: an unanswered flow to a port of ranges, from before the rules, counts for the ranges.
 func TestRecentRanges(t *testing.T) {
 	snapshot := func(endpoints ...int) service.Snapshot {
-		text := cluster + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  option port-ranges 8000-9000/TCP\n  port ranges tcp ranges=8000-9000\n"
+		text := cluster + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  option port-ranges " +
+			"8000-9000/TCP\n  port ranges tcp ranges=8000-9000\n"
 		for _, i := range endpoints {
 			text += fmt.Sprintf("    endpoint 10.1.0.%d:0 n1 ready serving\n", i)
 		}
@@ -72,19 +74,24 @@ func TestRecent(t *testing.T) {
 		before func(b *bench)
 		looks  bool
 	}{
-		"nobody has connected":                            {},
-		"a connection to the cluster IP":                  {noted: map[service.Claim]bool{clusterIP: true}, looks: true},
-		"a connection to the node port":                   {noted: map[service.Claim]bool{nodePort: true}, looks: true},
-		"a connection to another Service":                 {noted: map[service.Claim]bool{{Addr: clusterIP.Addr, Protocol: service.TCP, Port: 81}: true}},
-		"the rules cannot be asked":                       {err: errors.New("no answer"), looks: true},
-		"more frontends than can be noted":                {most: 1, looks: true},
-		"an unanswered flow from before the rules":        {there: []Flow{half}, looks: true},
-		"one to the node port":                            {there: []Flow{byNodePort}, looks: true},
-		"its client has given up":                         {there: []Flow{half}, wait: time.Hour},
-		"an answered flow from before the rules":          {there: []Flow{answered}},
-		"the rules were changed by others, just before":   {before: func(b *bench) { b.SyncDone(shopWith(t, 1, 2, 3), true) }, looks: true},
-		"the table was read since the rules were changed": {before: func(b *bench) { b.SyncDone(shopWith(t, 1, 2, 3), true); b.after(time.Hour, time.Now()) }},
-		"everything at once":                              {there: []Flow{half}, noted: everyClaim, looks: true},
+		"nobody has connected":           {},
+		"a connection to the cluster IP": {noted: map[service.Claim]bool{clusterIP: true}, looks: true},
+		"a connection to the node port":  {noted: map[service.Claim]bool{nodePort: true}, looks: true},
+		"a connection to another Service": {noted: map[service.Claim]bool{{Addr: clusterIP.Addr,
+			Protocol: service.TCP, Port: 81}: true}},
+		"the rules cannot be asked":                {err: errors.New("no answer"), looks: true},
+		"more frontends than can be noted":         {most: 1, looks: true},
+		"an unanswered flow from before the rules": {there: []Flow{half}, looks: true},
+		"one to the node port":                     {there: []Flow{byNodePort}, looks: true},
+		"its client has given up":                  {there: []Flow{half}, wait: time.Hour},
+		"an answered flow from before the rules":   {there: []Flow{answered}},
+		"the rules were changed by others, just before": {before: func(b *bench) { b.SyncDone(shopWith(t, 1, 2, 3), true) },
+			looks: true},
+		"the table was read since the rules were changed": {before: func(b *bench) {
+			b.SyncDone(shopWith(t, 1, 2, 3), true)
+			b.after(time.Hour, time.Now())
+		}},
+		"everything at once": {there: []Flow{half}, noted: everyClaim, looks: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -151,7 +158,8 @@ func TestRecentIsBounded(t *testing.T) {
 		r.see(&f, now)
 	}
 	r.end(true)
-	if len(r.unanswered) > mostUnanswered || !r.may(service.Claim{Addr: netip.MustParseAddr("10.97.200.1"), Protocol: service.TCP, Port: 80}, now) {
+	if len(r.unanswered) > mostUnanswered || !r.may(service.Claim{Addr: netip.MustParseAddr("10.97.200.1"),
+		Protocol: service.TCP, Port: 80}, now) {
 		t.Errorf("%d claims noted, and others are known to have no flow", len(r.unanswered))
 	}
 }

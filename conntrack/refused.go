@@ -23,7 +23,8 @@ type refused struct {
 func (r *refused) add(flows []Flow) {
 	for i := range flows {
 		f := &flows[i]
-		r.scope.add(Filter{Protocol: f.Protocol, Dst: f.Original.Dst.Addr(), Port: f.Original.Dst.Port(), Endpoint: f.Reply.Src})
+		r.scope.add(Filter{Protocol: f.Protocol, Dst: f.Original.Dst.Addr(), Port: f.Original.Dst.Port(),
+			Endpoint: f.Reply.Src})
 	}
 }
 

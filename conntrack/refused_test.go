@@ -32,7 +32,8 @@ func TestCleanerGoesOnAfterError(t *testing.T) {
 		if diff := gocmp.Diff(table.stay, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
 			t.Errorf("flows left (-want +got):\n%s", diff)
 		}
-		if run := b.runs[0]; !errors.Is(run.Err, unix.EBUSY) || run.Removed[ServiceAddress] != 2*deleteBatch || run.Scanned != 2*deleteBatch+1 {
+		if run := b.runs[0]; !errors.Is(run.Err, unix.EBUSY) || run.Removed[ServiceAddress] != 2*deleteBatch ||
+			run.Scanned != 2*deleteBatch+1 {
 			t.Errorf("run %+v, want EBUSY and all but one removed", run)
 		}
 	})
@@ -45,7 +46,8 @@ func TestCleanerTriesRefusedEntryAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				busy := dnated(service.UDP, "10.0.0.8", "10.97.0.1:53", "10.1.0.0:53", SeenReply)
-				table := &slowTable{entries: size, dump: time.Millisecond, denied: unix.EBUSY, stay: []Flow{busy}, flows: []Flow{busy}}
+				table := &slowTable{entries: size, dump: time.Millisecond, denied: unix.EBUSY, stay: []Flow{busy},
+					flows: []Flow{busy}}
 				builder := service.NewBuilder(service.Node{})
 				b := start(t, table)
 				b.SyncDone(rolled(t, builder, 0), true)

@@ -33,8 +33,8 @@ const (
 	readLatest = firstEvery / 2
 )
 
-// mostServed bounds the snapshots of a report that is not read, as during a long pass. They share what did not change. Beyond it any entry
-// may be stale.
+// mostServed bounds the snapshots of a report that is not read, as during a long pass. They share what did not change.
+// Beyond it any entry may be stale.
 const mostServed = 1024
 
 // serve adds a snapshot that came into force.
@@ -53,8 +53,8 @@ type syncReports struct {
 
 	mu     sync.Mutex
 	report syncReport
-	// lastRead is when the Cleaner last read a report. late puts the token into unread at readLatest after that; waits says
-	// that it is going to.
+	// lastRead is when the Cleaner last read a report. late puts the token into unread at readLatest after that; waits
+	// says that it is going to.
 	lastRead time.Time
 	late     *time.Timer
 	waits    bool

@@ -31,8 +31,10 @@ func TestRollingUpdate(t *testing.T) {
 	}
 	builder := service.NewBuilder(service.Node{})
 	snapshot := func(replaced int) service.Snapshot {
-		text := "node n1\nservice default/other created 2026-01-01T00:00:00Z\n  external-ip 203.0.113.5\n  port dns udp 53\n    endpoint 10.2.0.0:53 n1 ready serving\n" +
-			"service kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.53\n  external-ip 203.0.113.6\n  port dns udp 53\n"
+		text := "node n1\nservice default/other created 2026-01-01T00:00:00Z\n  external-ip 203.0.113.5\n  port dns udp " +
+			"53\n    endpoint 10.2.0.0:53 n1 ready serving\n" +
+			"service kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.53\n  external-ip 203.0.113.6\n  port " +
+			"dns udp 53\n"
 		for i := range endpoints {
 			text += fmt.Sprintf("    endpoint %v n1 ready serving\n", at(1+min(1, max(0, replaced-i)), i))
 		}

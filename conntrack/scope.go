@@ -56,7 +56,8 @@ func (s Scope) walks() (n int) {
 // hard to see.
 func (f Filter) covers(o Filter) bool {
 	return (f.Mask == 0 || f.Mask == o.Mask && f.Status == o.Status) &&
-		(f.Protocol == 0 || f.Protocol == o.Protocol) && (!f.Dst.IsValid() || f.Dst == o.Dst) && (f.Port == 0 || f.Port == o.Port) &&
+		(f.Protocol == 0 || f.Protocol == o.Protocol) && (!f.Dst.IsValid() || f.Dst == o.Dst) &&
+		(f.Port == 0 || f.Port == o.Port) &&
 		(!f.Endpoint.IsValid() || f.Endpoint == o.Endpoint)
 }
 

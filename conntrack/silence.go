@@ -7,12 +7,12 @@ import (
 )
 
 // silentFor is how long nothing comes from the sender of a connection that has been given up. A sender repeats what is
-// not acknowledged, at first after some 200 ms and then after twice as long each time (RFC 6298): one that pauses for so
-// long has had no answer for about as long.
+// not acknowledged, at first after some 200 ms and then after twice as long each time (RFC 6298): one that pauses for
+// so long has had no answer for about as long.
 const silentFor = 30 * time.Second
 
-// lookEvery is the time between two looks for connections to departed endpoints. It is the least time after a departure,
-// too, and half of the most.
+// lookEvery is the time between two looks for connections to departed endpoints. It is the least time after a
+// departure, too, and half of the most.
 const lookEvery = 15 * time.Second
 
 // maxSighted bounds the connections that are remembered. What is not, ends by the kernel's time-outs.

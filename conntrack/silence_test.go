@@ -50,8 +50,8 @@ func (a *agingTable) Delete(context.Context, []Flow) (int, error) {
 	return 1, nil
 }
 
-// TestGivenUp: an answered connection to a departed endpoint goes once something is not acknowledged and no packet has come
-// for half a minute, whatever the kernel's settings are. One that lives stays.
+// TestGivenUp: an answered connection to a departed endpoint goes once something is not acknowledged and no packet has
+// come for half a minute, whatever the kernel's settings are. One that lives stays.
 func TestGivenUp(t *testing.T) {
 	every := func(d time.Duration) func(start, now time.Time) time.Time {
 		return func(start, now time.Time) time.Time { return start.Add(now.Sub(start).Truncate(d)) }
@@ -78,22 +78,36 @@ func TestGivenUp(t *testing.T) {
 		// by is when it is gone at the latest.
 		by time.Duration
 	}{
-		"as the endpoint leaves":        {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
-		"10 s later":                    {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(10 * time.Second), 65 * time.Second},
-		"a minute later":                {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(time.Minute), 125 * time.Second},
-		"15 min later":                  {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(15 * time.Minute), 16*time.Minute + 5*time.Second},
-		"at the node port":              {entry{TCPEstablished, 5 * time.Minute, true}, "192.168.0.2:30080", "", until(0), 65 * time.Second},
-		"closing":                       {entry{TCPFinWait, 2 * time.Minute, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
-		"the endpoint closed":           {entry{TCPCloseWait, time.Hour, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
-		"both closed":                   {entry{TCPLastAck, 10 * time.Minute, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
-		"max_retrans is an hour":        {entry{TCPEstablished, time.Hour, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
-		"timeouts of a minute and half": {entry{TCPEstablished, 90 * time.Second, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
-		"an idle one":                   {entry{TCPEstablished, 24 * time.Hour, false}, "10.96.0.1:80", "", until(0), never},
-		"an idle one, little time":      {entry{TCPEstablished, 5 * time.Minute, false}, "10.96.0.1:80", "", every(4 * time.Minute), never},
-		"a busy one":                    {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never},
-		"a busy one, little time":       {entry{TCPEstablished, time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never},
-		"one that repeats":              {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(25 * time.Second), never},
-		"keep":                          {entry{TCPEstablished, 24 * time.Hour, true}, "10.96.0.1:80", "  option departed-connections keep\n", until(0), never},
+		"as the endpoint leaves": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(0),
+			65 * time.Second},
+		"10 s later": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
+			until(10 * time.Second), 65 * time.Second},
+		"a minute later": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
+			until(time.Minute), 125 * time.Second},
+		"15 min later": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
+			until(15 * time.Minute), 16*time.Minute + 5*time.Second},
+		"at the node port": {entry{TCPEstablished, 5 * time.Minute, true}, "192.168.0.2:30080", "", until(0),
+			65 * time.Second},
+		"closing": {entry{TCPFinWait, 2 * time.Minute, true}, "10.96.0.1:80", "", until(0),
+			65 * time.Second},
+		"the endpoint closed": {entry{TCPCloseWait, time.Hour, true}, "10.96.0.1:80", "", until(0),
+			65 * time.Second},
+		"both closed": {entry{TCPLastAck, 10 * time.Minute, true}, "10.96.0.1:80", "", until(0),
+			65 * time.Second},
+		"max_retrans is an hour": {entry{TCPEstablished, time.Hour, true}, "10.96.0.1:80", "", until(0),
+			65 * time.Second},
+		"timeouts of a minute and half": {entry{TCPEstablished, 90 * time.Second, true}, "10.96.0.1:80", "", until(0),
+			65 * time.Second},
+		"an idle one": {entry{TCPEstablished, 24 * time.Hour, false}, "10.96.0.1:80", "", until(0), never},
+		"an idle one, little time": {entry{TCPEstablished, 5 * time.Minute, false}, "10.96.0.1:80", "",
+			every(4 * time.Minute), never},
+		"a busy one": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(time.Second),
+			never},
+		"a busy one, little time": {entry{TCPEstablished, time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never},
+		"one that repeats": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(25 * time.Second),
+			never},
+		"keep": {entry{TCPEstablished, 24 * time.Hour, true}, "10.96.0.1:80", "  option departed-connections keep\n",
+			until(0), never},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -134,8 +148,8 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// TestFixedSourcePort: a client gives a connection up without a word when its pod vanishes, and connects again from the same
-// port. It reaches the endpoint that is left.
+// TestFixedSourcePort: a client gives a connection up without a word when its pod vanishes, and connects again from the
+// same port. It reaches the endpoint that is left.
 func TestFixedSourcePort(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for seconds")

@@ -24,8 +24,8 @@ const (
 	NodePort Reason = "node port"
 )
 
-// The reasons why a translated entry is stale: the rules would not lead the flow there any more. The translation may have
-// kept the flow's destination.
+// The reasons why a translated entry is stale: the rules would not lead the flow there any more. The translation may
+// have kept the flow's destination.
 const (
 	// EndpointGone: the flow leads to a former endpoint of its Service, or to an endpoint that does
 	// not serve.
@@ -127,7 +127,8 @@ func (x *Index) misled(f *Flow) Reason {
 	return x.forbidden(&o, f, e)
 }
 
-// forbidden says why the rules would keep the flow's client from the endpoint now. An empty reason means that they would not.
+// forbidden says why the rules would keep the flow's client from the endpoint now. An empty reason means that they
+// would not.
 func (x *Index) forbidden(o *owner, f *Flow, e *service.Endpoint) Reason {
 	switch {
 	case f.Status&SeenReply != 0:
@@ -178,10 +179,11 @@ func (x *Index) orphaned(f *Flow) Reason {
 	return ""
 }
 
-// served says that another proxy serves a Service at the flow's destination. Where it serves ranges of ports, that holds for all
-// ports.
+// served says that another proxy serves a Service at the flow's destination. Where it serves ranges of ports, that
+// holds for all ports.
 func (x *Index) served(f *Flow) bool {
-	return x.others[addressClaim(f)] > 0 || x.others[addressClaim(f).Range()] > 0 || x.own.answers(f) && x.others[nodePortClaim(f)] > 0
+	return x.others[addressClaim(f)] > 0 || x.others[addressClaim(f).Range()] > 0 || x.own.answers(f) &&
+		x.others[nodePortClaim(f)] > 0
 }
 
 // former says that the flow leads to a former endpoint of the address and port, or node
@@ -191,8 +193,8 @@ func (x *Index) former(f *Flow) bool {
 	return d != nil && (expendable(f) || d.cut.due(now) || !d.cut.kept && x.silence.givenUp(f, now))
 }
 
-// departure is that of the endpoint that the flow leads to, from the address and port, or node port, that it goes to; nil if
-// none is known.
+// departure is that of the endpoint that the flow leads to, from the address and port, or node port, that it goes to;
+// nil if none is known.
 func (x *Index) departure(f *Flow) *departure {
 	claims := [3]service.Claim{addressClaim(f), addressClaim(f).Range(), nodePortClaim(f)}
 	known := claims[:2]
@@ -202,8 +204,8 @@ func (x *Index) departure(f *Flow) *departure {
 	return x.departed.last(f.Original.Dst.Port(), f.Reply.Src, known...)
 }
 
-// presumed says that the flow counts as one to a former endpoint of its owner since no other program translates, and may
-// be removed. What is to be cut after a time is not: see Note.
+// presumed says that the flow counts as one to a former endpoint of its owner since no other program translates, and
+// may be removed. What is to be cut after a time is not: see Note.
 func (x *Index) presumed(o *owner, f *Flow) bool {
 	return x.departed.anything != 0 && (expendable(f) || x.cutOf(o.service, f.Protocol).due(x.departed.now))
 }
@@ -223,7 +225,8 @@ func (x *Index) elsewhere(o *owner, f *Flow, e *service.Endpoint) bool {
 	if !o.nodePort && slices.Contains(o.service.ClusterIPs, f.Original.Dst.Addr()) {
 		return o.service.InternalPolicy == service.Local
 	}
-	return o.service.ExternalPolicy == service.Local && o.service.FailoverAt(o.claim(f)) != service.FailoverCluster && x.outsider(node, f.Original.Src.Addr())
+	return o.service.ExternalPolicy == service.Local && o.service.FailoverAt(o.claim(f)) != service.FailoverCluster &&
+		x.outsider(node, f.Original.Src.Addr())
 }
 
 // claim is the one by which the owner has the flow's destination.
@@ -246,7 +249,8 @@ func (o *owner) endpoint(f *Flow, to netip.AddrPort) *service.Endpoint {
 // while the node has no endpoint, and for all clients while there is none.
 func (x *Index) passes(o *owner, f *Flow) bool {
 	dst, src := f.Original.Dst.Addr(), f.Original.Src.Addr()
-	if o.service.FailoverAt(o.claim(f)) != service.FailoverPass || x.snapshot.Node == nil || !x.admits(o.service, o.claim(f), src) {
+	if o.service.FailoverAt(o.claim(f)) != service.FailoverPass || x.snapshot.Node == nil ||
+		!x.admits(o.service, o.claim(f), src) {
 		return false
 	}
 	if x.refused(dst) || x.Unallocated(dst) {

@@ -62,10 +62,12 @@ service default/younger created 2026-02-01T00:00:00Z
 // formerly returns the cluster with endpoints that it does not have any more.
 func formerly(cluster string) string {
 	for port, endpoints := range map[string][]string{
-		"dns udp 53 node-port 30053": {"10.0.0.99:53", "10.0.0.1:54"}, "http tcp 80 node-port 30080": {"10.0.0.99:8080"}, "empty udp 81": {"10.0.0.1:53"},
+		"dns udp 53 node-port 30053": {"10.0.0.99:53", "10.0.0.1:54"}, "http tcp 80 node-port 30080": {"10.0.0.99:8080"},
+		"empty udp 81":               {"10.0.0.1:53"},
 		"dns udp 53 node-port 30055": {"10.0.0.99:53"},
 	} {
-		cluster = replace("  port "+port+"\n", "  port "+port+"\n    endpoint "+strings.Join(endpoints, " n1 ready serving\n    endpoint ")+" n1 ready serving\n")(cluster)
+		cluster = replace("  port "+port+"\n", "  port "+port+"\n    endpoint "+strings.Join(endpoints,
+			" n1 ready serving\n    endpoint ")+" n1 ready serving\n")(cluster)
 	}
 	return cluster
 }
@@ -117,7 +119,8 @@ func TestStaleDNATed(t *testing.T) {
 		{"TCP, unready pod, established", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", assured, keep},
 		{"TCP, unready pod, answered", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", answered, keep},
 		{"TCP, unready pod, unanswered", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", unanswered, EndpointGone},
-		{"TCP, unready pod, unanswered, node port", tcp, outsider, "192.168.0.2:30080", "10.0.0.3:8080", unanswered, EndpointGone},
+		{"TCP, unready pod, unanswered, node port", tcp, outsider, "192.168.0.2:30080", "10.0.0.3:8080", unanswered,
+			EndpointGone},
 		{"SCTP, unready pod, unanswered", sctp, pod, "10.96.0.1:82", "10.0.0.4:82", unanswered, EndpointGone},
 		{"SCTP, unready pod, answered", sctp, pod, "10.96.0.1:82", "10.0.0.4:82", answered, keep},
 		{"SCTP, pod that terminates and serves, unanswered", sctp, pod, "10.96.0.1:82", "10.0.0.2:82", unanswered, keep},
@@ -127,20 +130,24 @@ func TestStaleDNATed(t *testing.T) {
 
 		{"node port", udp, outsider, "192.168.0.2:30053", "10.0.0.1:53", assured, keep},
 		{"node port, no endpoint", udp, outsider, "192.168.0.2:30053", "10.0.0.99:53", assured, EndpointGone},
-		{"node port's number on an address that does not serve it", udp, outsider, "192.168.1.2:30053", "10.0.0.99:53", assured, keep},
+		{"node port's number on an address that does not serve it", udp, outsider, "192.168.1.2:30053", "10.0.0.99:53",
+			assured, keep},
 		{"node port's number on another host", udp, outsider, "192.168.0.3:30053", "10.0.0.99:53", assured, keep},
 		{"node port's number, other protocol", tcp, outsider, "192.168.0.2:30053", "10.0.0.99:53", unanswered, keep},
 
 		{"claim of two, the older's endpoint", udp, outsider, "203.0.113.5:53", "10.0.0.1:53", assured, keep},
-		{"claim of two, the younger's endpoint after it had the claim", udp, outsider, "203.0.113.5:53", "10.0.0.9:53", assured, EndpointGone},
+		{"claim of two, the younger's endpoint after it had the claim", udp, outsider, "203.0.113.5:53", "10.0.0.9:53",
+			assured, EndpointGone},
 
 		{"somebody else's DNAT of a cluster IP", udp, pod, "10.96.0.1:53", "172.17.0.2:53", assured, keep},
 		{"somebody else's DNAT of a cluster IP, unanswered", tcp, pod, "10.96.0.1:80", "172.17.0.2:80", unanswered, keep},
 		{"somebody else's DNAT of an external IP", udp, outsider, "203.0.113.5:53", "172.17.0.2:53", assured, keep},
-		{"somebody else's DNAT of a load balancer's address", udp, admitted, "203.0.113.8:53", "172.17.0.2:53", unanswered, keep},
+		{"somebody else's DNAT of a load balancer's address", udp, admitted, "203.0.113.8:53", "172.17.0.2:53", unanswered,
+			keep},
 		{"somebody else's DNAT of a node port", udp, outsider, "192.168.0.2:30053", "172.17.0.2:53", assured, keep},
 		{"somebody else's DNAT to another Service's endpoint", udp, pod, "10.96.0.3:53", "10.0.0.5:53", assured, keep},
-		{"somebody else's DNAT to another Service's former endpoint", udp, pod, "10.96.0.2:53", "10.0.0.99:53", assured, keep},
+		{"somebody else's DNAT to another Service's former endpoint", udp, pod, "10.96.0.2:53", "10.0.0.99:53", assured,
+			keep},
 		{"somebody else's DNAT of a port without endpoints", udp, pod, "10.96.0.1:81", "172.17.0.2:81", assured, keep},
 		{"somebody else's DNAT", udp, outsider, "192.168.0.2:5353", "172.17.0.2:53", assured, keep},
 		{"somebody else's DNAT, unanswered", tcp, outsider, "192.168.0.2:8080", "172.17.0.2:80", unanswered, keep},
@@ -154,24 +161,30 @@ func TestStaleDNATed(t *testing.T) {
 		{"source not in the ranges, answered", udp, outsider, "203.0.113.8:53", "10.0.0.1:53", answered, keep},
 		{"source ranges are not for cluster IPs", udp, outsider, "10.96.0.3:53", "10.0.0.1:53", unanswered, keep},
 		{"source ranges are not for node ports", udp, outsider, "192.168.0.2:30055", "10.0.0.1:53", unanswered, keep},
-		{"endpoint gone and source not in the ranges", udp, outsider, "203.0.113.8:53", "10.0.0.99:53", unanswered, EndpointGone},
+		{"endpoint gone and source not in the ranges", udp, outsider, "203.0.113.8:53", "10.0.0.99:53", unanswered,
+			EndpointGone},
 
 		{"internal Local, endpoint here", udp, pod, "10.96.0.2:53", "10.0.0.1:53", unanswered, keep},
 		{"internal Local, endpoint elsewhere", udp, pod, "10.96.0.2:53", "10.0.0.5:53", unanswered, ForbiddenPolicy},
 		{"internal Local, endpoint elsewhere, answered", udp, pod, "10.96.0.2:53", "10.0.0.5:53", answered, keep},
 		{"internal Local, the node itself", udp, self, "10.96.0.2:53", "10.0.0.5:53", unanswered, ForbiddenPolicy},
 		{"external Local, endpoint here", udp, outsider, "203.0.113.6:53", "10.0.0.1:53", unanswered, keep},
-		{"external Local, outsider, endpoint elsewhere", udp, outsider, "203.0.113.6:53", "10.0.0.5:53", unanswered, ForbiddenPolicy},
-		{"external Local, outsider, endpoint elsewhere, node port", udp, outsider, "192.168.0.2:30054", "10.0.0.5:53", unanswered, ForbiddenPolicy},
+		{"external Local, outsider, endpoint elsewhere", udp, outsider, "203.0.113.6:53", "10.0.0.5:53", unanswered,
+			ForbiddenPolicy},
+		{"external Local, outsider, endpoint elsewhere, node port", udp, outsider, "192.168.0.2:30054", "10.0.0.5:53",
+			unanswered, ForbiddenPolicy},
 		{"external Local, pod, endpoint elsewhere", udp, pod, "203.0.113.6:53", "10.0.0.5:53", unanswered, keep},
-		{"external Local, the node itself, endpoint elsewhere", udp, self, "192.168.0.2:30054", "10.0.0.5:53", unanswered, keep},
-		{"external Local, loopback, endpoint elsewhere", udp, "127.0.0.9", "192.168.0.2:30054", "10.0.0.5:53", unanswered, keep},
+		{"external Local, the node itself, endpoint elsewhere", udp, self, "192.168.0.2:30054", "10.0.0.5:53", unanswered,
+			keep},
+		{"external Local, loopback, endpoint elsewhere", udp, "127.0.0.9", "192.168.0.2:30054", "10.0.0.5:53", unanswered,
+			keep},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			x := NewIndex(Options{Pod: podRange})
 			x.Update(parse(t, formerly(dnatedCluster)))
-			x.Update(parse(t, replace("service default/web created 2026-01-01", "service default/web created 2026-03-01")(dnatedCluster)))
+			x.Update(parse(t, replace("service default/web created 2026-01-01",
+				"service default/web created 2026-03-01")(dnatedCluster)))
 			x.Update(parse(t, dnatedCluster))
 			f := dnated(test.protocol, test.src, test.dst, test.endpoint, test.status)
 			if got, stale := x.Stale(f); got != test.want || stale != (test.want != "") {
@@ -225,19 +238,23 @@ func TestStaleEstablished(t *testing.T) {
 			t.Errorf("%s: %q, want %q", endpoint, got, want)
 		}
 	}
-	x.Update(parse(t, replace("  port http tcp 80 node-port 30080\n", "  port http tcp 81 node-port 30080\n")(dnatedCluster)))
-	for endpoint, want := range map[string]Reason{"10.0.0.1:8080": ServiceGone, "10.0.0.99:8080": ServiceGone, "10.0.0.98:8080": ""} {
+	x.Update(parse(t, replace("  port http tcp 80 node-port 30080\n",
+		"  port http tcp 81 node-port 30080\n")(dnatedCluster)))
+	for endpoint, want := range map[string]Reason{"10.0.0.1:8080": ServiceGone, "10.0.0.99:8080": ServiceGone,
+		"10.0.0.98:8080": ""} {
 		if got, _ := x.Stale(dnated(service.TCP, "10.0.0.77", "10.96.0.1:80", endpoint, SeenReply|Assured)); got != want {
 			t.Errorf("port gone, %s: %q, want %q", endpoint, got, want)
 		}
 	}
 }
 
-// IPVS translates without a bit of the status. Its flows stay with an endpoint that serves, and end with it as those with DNAT do.
+// IPVS translates without a bit of the status. Its flows stay with an endpoint that serves, and end with it as those
+// with DNAT do.
 func TestStaleByIPVS(t *testing.T) {
 	x := NewIndex(Options{})
 	x.Update(parse(t, dnatedCluster))
-	for endpoint, want := range map[string]Reason{"10.0.0.1:53": "", "10.0.0.3:53": EndpointGone, "10.96.0.1:53": ServiceAddress} {
+	for endpoint, want := range map[string]Reason{"10.0.0.1:53": "", "10.0.0.3:53": EndpointGone,
+		"10.96.0.1:53": ServiceAddress} {
 		flow := dnated(service.UDP, "10.0.0.77", "10.96.0.1:53", endpoint, SeenReply|Assured)
 		flow.Status &^= DstNAT
 		if got, _ := x.Stale(flow); got != want {
@@ -246,11 +263,12 @@ func TestStaleByIPVS(t *testing.T) {
 	}
 }
 
-// The kernel does not mark a translation to the destination that the packet already has. Such a connection ends with its
-// endpoint as others do. One to a process that nothing was said of is left alone.
+// The kernel does not mark a translation to the destination that the packet already has. Such a connection ends with
+// its endpoint as others do. One to a process that nothing was said of is left alone.
 func TestStaleEstablishedIdentity(t *testing.T) {
 	const endpoint = "    endpoint 203.0.113.5:80 n2 ready serving\n"
-	before := strings.Replace(dnatedCluster, "  port http tcp 80 node-port 30080\n", "  port http tcp 80 node-port 30080\n"+endpoint, 1)
+	before := strings.Replace(dnatedCluster, "  port http tcp 80 node-port 30080\n",
+		"  port http tcp 80 node-port 30080\n"+endpoint, 1)
 	flow := dnated(service.TCP, "10.0.0.77", "203.0.113.5:80", "203.0.113.5:80", SeenReply|Assured)
 	flow.Status &^= DstNAT
 	for name, c := range map[string]struct {
@@ -258,10 +276,11 @@ func TestStaleEstablishedIdentity(t *testing.T) {
 		after       string
 		want        Reason
 	}{
-		"not asked for":  {nil, dnatedCluster, ""},
-		"still there":    {[]service.Protocol{service.TCP}, before, ""},
-		"endpoint gone":  {[]service.Protocol{service.TCP}, dnatedCluster, EndpointGone},
-		"the port, too":  {[]service.Protocol{service.TCP}, replace("  port http tcp 80 node-port 30080\n", "  port http tcp 81 node-port 30080\n")(dnatedCluster), ServiceGone},
+		"not asked for": {nil, dnatedCluster, ""},
+		"still there":   {[]service.Protocol{service.TCP}, before, ""},
+		"endpoint gone": {[]service.Protocol{service.TCP}, dnatedCluster, EndpointGone},
+		"the port, too": {[]service.Protocol{service.TCP}, replace("  port http tcp 80 node-port 30080\n",
+			"  port http tcp 81 node-port 30080\n")(dnatedCluster), ServiceGone},
 		"other protocol": {[]service.Protocol{service.SCTP}, dnatedCluster, ""},
 	} {
 		x := NewIndex(Options{Established: c.established})
@@ -278,8 +297,8 @@ func TestStaleEstablishedIdentity(t *testing.T) {
 	}
 }
 
-// An unanswered flow whose translation kept its destination, such as datagrams to a log server on the host network, ends
-// where source ranges or a traffic policy keep its client out now, as others do.
+// An unanswered flow whose translation kept its destination, such as datagrams to a log server on the host network,
+// ends where source ranges or a traffic policy keep its client out now, as others do.
 func TestStaleForbiddenIdentity(t *testing.T) {
 	const direct = `
 service default/direct created 2026-01-01T00:00:00Z
@@ -290,12 +309,15 @@ service default/direct created 2026-01-01T00:00:00Z
     endpoint 203.0.113.9:514 n2 ready serving
     endpoint 192.168.0.2:30514 n1 ready serving
 `
-	local := strings.Replace(dnatedCluster, "    endpoint 10.0.0.5:53 n2 ready serving\nservice default/restricted", "    endpoint 203.0.113.6:53 n2 ready serving\nservice default/restricted", 1)
-	restricted := strings.Replace(local, "    endpoint 10.0.0.1:53 n1 ready serving\nservice default/younger", "    endpoint 203.0.113.8:53 n1 ready serving\nservice default/younger", 1)
+	local := strings.Replace(dnatedCluster, "    endpoint 10.0.0.5:53 n2 ready serving\nservice default/restricted",
+		"    endpoint 203.0.113.6:53 n2 ready serving\nservice default/restricted", 1)
+	restricted := strings.Replace(local, "    endpoint 10.0.0.1:53 n1 ready serving\nservice default/younger",
+		"    endpoint 203.0.113.8:53 n1 ready serving\nservice default/younger", 1)
 	x := NewIndex(Options{Pod: podRange})
 	x.Update(parse(t, restricted+direct[1:]))
 	for dst, want := range map[string]Reason{
-		"203.0.113.8:53": ForbiddenSource, "203.0.113.9:514": ForbiddenSource, "192.168.0.2:30514": ForbiddenSource, "203.0.113.6:53": ForbiddenPolicy,
+		"203.0.113.8:53": ForbiddenSource, "203.0.113.9:514": ForbiddenSource, "192.168.0.2:30514": ForbiddenSource,
+		"203.0.113.6:53": ForbiddenPolicy,
 	} {
 		for _, c := range []struct {
 			name, src string
@@ -347,17 +369,23 @@ func TestStaleServiceGone(t *testing.T) {
 		changes []func(string) string // in this order
 		gone    string                // empty if no flow is stale
 	}{
-		"no change":         {[]func(string) string{keep}, ""},
-		"service deleted":   {[]func(string) string{without(web, "service default/local")}, "10.96.0.1:53 203.0.113.5:53 192.168.0.2:30053"},
-		"address changed":   {[]func(string) string{replace("cluster-ip 10.96.0.1\n", "cluster-ip 10.96.0.11\n")}, "10.96.0.1:53"},
-		"port changed":      {[]func(string) string{replace("dns udp 53 node-port 30053", "dns udp 54 node-port 30053")}, "10.96.0.1:53 203.0.113.5:53"},
+		"no change": {[]func(string) string{keep}, ""},
+		"service deleted": {[]func(string) string{without(web, "service default/local")},
+			"10.96.0.1:53 203.0.113.5:53 192.168.0.2:30053"},
+		"address changed": {[]func(string) string{replace("cluster-ip 10.96.0.1\n", "cluster-ip 10.96.0.11\n")},
+			"10.96.0.1:53"},
+		"port changed": {[]func(string) string{replace("dns udp 53 node-port 30053", "dns udp 54 node-port 30053")},
+			"10.96.0.1:53 203.0.113.5:53"},
 		"node port changed": {[]func(string) string{replace("node-port 30053", "node-port 30057")}, "192.168.0.2:30053"},
 		"endpoint first, then service": {
-			[]func(string) string{replace("    endpoint 10.0.0.1:53 n1 ready serving\n", ""), without(web, "service default/local")},
+			[]func(string) string{replace("    endpoint 10.0.0.1:53 n1 ready serving\n", ""),
+				without(web, "service default/local")},
 			"10.96.0.1:53 203.0.113.5:53 192.168.0.2:30053",
 		},
 		"deleted and back with another address": {
-			[]func(string) string{without(web, "service default/local"), replace("cluster-ip 10.96.0.1\n", "cluster-ip 10.96.0.11\n")}, "10.96.0.1:53",
+			[]func(string) string{
+				without(web, "service default/local"), replace("cluster-ip 10.96.0.1\n", "cluster-ip 10.96.0.11\n")},
+			"10.96.0.1:53",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -373,10 +401,12 @@ func TestStaleServiceGone(t *testing.T) {
 				t.Helper()
 				var got []string
 				for _, dst := range []string{"10.96.0.1:53", "203.0.113.5:53", "192.168.0.2:30053"} {
-					if reason, _ := x.Stale(dnated(service.UDP, "198.51.100.7", dst, "10.0.0.1:53", SeenReply)); reason == ServiceGone {
+					if reason, _ := x.Stale(dnated(service.UDP, "198.51.100.7", dst, "10.0.0.1:53",
+						SeenReply)); reason == ServiceGone {
 						got = append(got, dst)
 					}
-					if reason, stale := x.Stale(dnated(service.UDP, "198.51.100.7", dst, "172.17.0.2:53", SeenReply)); reason == ServiceGone {
+					if reason, stale := x.Stale(dnated(service.UDP, "198.51.100.7", dst, "172.17.0.2:53",
+						SeenReply)); reason == ServiceGone {
 						t.Errorf("%s: %s: somebody else's DNAT is %t: %q", when, dst, stale, reason)
 					}
 				}
@@ -391,7 +421,8 @@ func TestStaleServiceGone(t *testing.T) {
 			}
 			x.Forget(x.Epoch())
 			check("when all is forgotten", "")
-			if n := len(x.departed.from); n != 0 || len(x.departed.order) != 0 || x.departed.kept != 0 || x.departed.keptEndpoints != 0 {
+			if n := len(x.departed.from); n != 0 || len(x.departed.order) != 0 || x.departed.kept != 0 ||
+				x.departed.keptEndpoints != 0 {
 				t.Errorf("%d claims are remembered: %+v", n, x.departed)
 			}
 		})
@@ -412,7 +443,8 @@ func (d *departed) check(t *testing.T) {
 		endpoints += one.endpoints.Len()
 	}
 	if total != len(d.order) || endpoints != d.keptEndpoints {
-		t.Errorf("%d departures, %d in order; %d endpoints are kept, counted %d", total, len(d.order), endpoints, d.keptEndpoints)
+		t.Errorf("%d departures, %d in order; %d endpoints are kept, counted %d", total, len(d.order), endpoints,
+			d.keptEndpoints)
 	}
 }
 
@@ -449,7 +481,9 @@ func TestDepartedIsKept(t *testing.T) {
 	for i := range 3 {
 		three = append(three, service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i))})
 	}
-	e, claim := service.MergeEndpoints(three), func(i uint64) service.Claim { return service.Claim{Port: uint16(i % 7), Protocol: 1} }
+	e, claim := service.MergeEndpoints(three), func(i uint64) service.Claim {
+		return service.Claim{Port: uint16(i % 7), Protocol: 1}
+	}
 	for d.epoch < 2*maxKept {
 		d.epoch++
 		d.add(claim(d.epoch), &service.Port{}, e, cutoff{})

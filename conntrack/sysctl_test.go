@@ -186,7 +186,8 @@ func TestSysctlsThatCannotBeSet(t *testing.T) {
 		return byName
 	}
 	const limit, buckets = "net.netfilter.nf_conntrack_max", "net.netfilter.nf_conntrack_buckets"
-	const established, closeWait = "net.netfilter.nf_conntrack_tcp_timeout_established", "net.netfilter.nf_conntrack_tcp_timeout_close_wait"
+	const established, closeWait = "net.netfilter.nf_conntrack_tcp_timeout_established",
+		"net.netfilter.nf_conntrack_tcp_timeout_close_wait"
 
 	t.Run("no connection tracking", func(t *testing.T) {
 		f := machine(t, "0", nil)
@@ -312,9 +313,10 @@ func TestSysctlsOfANamespace(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"net.netfilter.nf_conntrack_tcp_timeout_established": "12345", "net.netfilter.nf_conntrack_tcp_timeout_close_wait": "3600",
-		"net.netfilter.nf_conntrack_tcp_be_liberal": "1",
-		"net.netfilter.nf_conntrack_udp_timeout":    "31", "net.netfilter.nf_conntrack_udp_timeout_stream": "121",
+		"net.netfilter.nf_conntrack_tcp_timeout_established": "12345",
+		"net.netfilter.nf_conntrack_tcp_timeout_close_wait":  "3600",
+		"net.netfilter.nf_conntrack_tcp_be_liberal":          "1",
+		"net.netfilter.nf_conntrack_udp_timeout":             "31", "net.netfilter.nf_conntrack_udp_timeout_stream": "121",
 	}
 	if diff := cmp.Diff(want, current); diff != "" {
 		t.Errorf("in the namespace (-want +got):\n%s", diff)

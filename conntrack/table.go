@@ -41,7 +41,8 @@ const (
 // Open opens the sockets. Only their use needs CAP_NET_ADMIN in the namespace, and
 // only their use shows whether the kernel has connection tracking.
 func Open(config Config) (*Table, error) {
-	t := &Table{dumps: nfnetlink.Requester{Subsystem: unix.NFNL_SUBSYS_CTNETLINK}, counts: nfnetlink.Requester{Subsystem: unix.NFNL_SUBSYS_CTNETLINK}}
+	t := &Table{dumps: nfnetlink.Requester{Subsystem: unix.NFNL_SUBSYS_CTNETLINK},
+		counts: nfnetlink.Requester{Subsystem: unix.NFNL_SUBSYS_CTNETLINK}}
 	for _, s := range []**nfnetlink.Socket{&t.dumps.Socket, &t.deletes, &t.counts.Socket} {
 		var err error
 		if *s, err = nfnetlink.Dial(config); err != nil {
@@ -87,7 +88,8 @@ func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error
 }
 
 // dump has the kernel select by attributes, and then selects by the filter.
-func (t *Table) dump(ctx context.Context, family uint8, attributes []byte, filter Filter, yield func(Flow) error) error {
+func (t *Table) dump(ctx context.Context, family uint8, attributes []byte, filter Filter,
+	yield func(Flow) error) error {
 	t.dumps.Lock()
 	defer t.dumps.Unlock()
 	var failed error // of yield or of the context
@@ -220,8 +222,8 @@ func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
 	return entries, limit, nil
 }
 
-// Invalid returns the number of packets that the kernel could assign to no connection since the network namespace began, such as
-// segments out of the window. The kernel counts to 2^32 on each CPU and then from 0.
+// Invalid returns the number of packets that the kernel could assign to no connection since the network namespace
+// began, such as segments out of the window. The kernel counts to 2^32 on each CPU and then from 0.
 func (t *Table) Invalid(ctx context.Context) (packets uint64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -258,7 +260,8 @@ func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tu
 }
 
 // ask sends a request that has one answer, and hands the answer over.
-func (t *Table) ask(ctx context.Context, kind uint16, family uint8, attributes []byte, parse func(answer nfnetlink.Attributes) error) error {
+func (t *Table) ask(ctx context.Context, kind uint16, family uint8, attributes []byte,
+	parse func(answer nfnetlink.Attributes) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

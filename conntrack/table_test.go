@@ -135,7 +135,8 @@ func TestTableFlows(t *testing.T) {
 	for _, test := range []struct {
 		filter Filter
 		want   int
-	}{{Filter{}, 501}, {Filter{Status: Assured, Mask: Assured}, 500}, {Filter{Mask: Assured}, 1}, {Filter{Mask: DstNAT}, 501}} {
+	}{{Filter{}, 501}, {Filter{Status: Assured, Mask: Assured}, 500}, {Filter{Mask: Assured}, 1},
+		{Filter{Mask: DstNAT}, 501}} {
 		if got := flows(t, table, test.filter); len(got) != test.want {
 			t.Errorf("%d flows by %+v, want %d", len(got), test.filter, test.want)
 		}
@@ -194,13 +195,15 @@ func TestTableFlowsAfterBrokenReceive(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
 	for port := range uint16(1000) { // more than a socket's memory holds
-		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 1000+port, 53, 600, 0))
+		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"),
+			netip.MustParseAddr("10.0.0.2"), 1000+port, 53, 600, 0))
 	}
 	interrupt := func() {
 		t.Helper()
 		s := table.dumps.Socket
 		s.Calls = cut{s.Calls}
-		if err := table.Flows(t.Context(), Filter{}, func(Flow) error { return nil }); !errors.Is(err, nfnetlink.ErrTruncated) {
+		if err := table.Flows(t.Context(), Filter{}, func(Flow) error { return nil }); !errors.Is(err,
+			nfnetlink.ErrTruncated) {
 			t.Fatalf("Flows() = %v, want it truncated", err)
 		}
 		s.Calls = nfnetlink.Kernel{}
@@ -240,7 +243,8 @@ func TestTableFilters(t *testing.T) {
 		for _, port := range []uint16{53, 80} {
 			for _, protocol := range []uint8{6, 17, 132} {
 				create(t, creator, timo.NewFlow(protocol, timo.StatusConfirmed, from, dst, 1, port, 600, 0))
-				create(t, creator, timo.NewFlow(protocol, timo.StatusConfirmed|timo.StatusSeenReply|timo.StatusAssured, from, dst, 2, port, 600, 0))
+				create(t, creator, timo.NewFlow(protocol, timo.StatusConfirmed|timo.StatusSeenReply|timo.StatusAssured, from, dst,
+					2, port, 600, 0))
 			}
 		}
 	}
@@ -272,8 +276,10 @@ func TestTableFilters(t *testing.T) {
 			filter: Filter{Protocol: service.UDP, Dst: dsts[0], Port: 53}, want: 3,
 			told: Filter{Protocol: service.UDP, Dst: dsts[0], Port: 53},
 		},
-		{filter: Filter{Protocol: service.SCTP, Dst: dsts[1], Port: 80}, want: 2, told: Filter{Protocol: service.SCTP, Dst: dsts[1]}},
-		{filter: Filter{Protocol: service.SCTP, Dst: dsts[2], Port: 80}, want: 2, told: Filter{Protocol: service.SCTP}, v6: true},
+		{filter: Filter{Protocol: service.SCTP, Dst: dsts[1], Port: 80}, want: 2, told: Filter{Protocol: service.SCTP,
+			Dst: dsts[1]}},
+		{filter: Filter{Protocol: service.SCTP, Dst: dsts[2], Port: 80}, want: 2, told: Filter{Protocol: service.SCTP},
+			v6: true},
 		{
 			filter: Filter{Status: Assured, Mask: Assured, Protocol: service.UDP, Dst: dsts[2], Port: 53}, want: 1,
 			told: Filter{Status: Assured, Mask: Assured, Protocol: service.UDP, Port: 53}, v6: true,
@@ -289,7 +295,8 @@ func TestTableFilters(t *testing.T) {
 		{filter: Filter{Protocol: icmp, Port: 53}, want: 0, told: Filter{Protocol: icmp}},
 		{filter: Filter{Dst: src}, want: 0, told: Filter{Dst: src}},
 	} {
-		t.Run(fmt.Sprintf("%v %v %d %v %v", test.filter.Protocol, test.filter.Dst, test.filter.Port, test.filter.Endpoint, test.filter.Mask), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%v %v %d %v %v", test.filter.Protocol, test.filter.Dst, test.filter.Port, test.filter.Endpoint,
+			test.filter.Mask), func(t *testing.T) {
 			want := selected(everything, test.filter.Selects)
 			if len(want) != test.want {
 				t.Errorf("Selects has %d flows, want %d", len(want), test.want)
@@ -351,7 +358,8 @@ func TestTableFlowDetails(t *testing.T) {
 	got := list[0]
 	if got.TCPState != TCPCloseWait || got.Timeout <= 0 || got.Timeout > time.Hour || got.Timeout%time.Second != 0 ||
 		got.Start.Before(before) || got.Start.After(time.Now()) {
-		t.Errorf("state %q, timeout %v, start %v; want close-wait, an hour, and between %v and now", got.TCPState, got.Timeout, got.Start, before)
+		t.Errorf("state %q, timeout %v, start %v; want close-wait, an hour, and between %v and now", got.TCPState,
+			got.Timeout, got.Start, before)
 	}
 }
 
@@ -367,7 +375,8 @@ func TestTableCount(t *testing.T) {
 		if entries != want || fmt.Sprint(limit) != wantLimit || err != nil {
 			t.Errorf("Count() = %d, %d, %v, want %d of %s", entries, limit, err, want, wantLimit)
 		}
-		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), uint16(want), 53, 600, 0))
+		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"),
+			netip.MustParseAddr("10.0.0.2"), uint16(want), 53, 600, 0))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -43,7 +43,8 @@ func TestEndpointRemoval(t *testing.T) {
 	families(t, func(l *live) {
 		l.become(web("ONE-POD", "TWO-POD"), "")
 		l.standBy()
-		clients := []*conn{l.dial(l.client, l.at("CLUSTER", 53)), l.dial(l.Outside, l.at("NODE", 30053)), l.dial(l.Node, l.at("CLUSTER", 53))}
+		clients := []*conn{l.dial(l.client, l.at("CLUSTER", 53)), l.dial(l.Outside, l.at("NODE", 30053)),
+			l.dial(l.Node, l.at("CLUSTER", 53))}
 		stays := map[string]int{}
 		for _, c := range clients {
 			stays[c.ask()]++
@@ -85,12 +86,15 @@ func TestServiceAddressChange(t *testing.T) {
 		old, new      string
 		port, newPort int
 	}{
-		"cluster IP": {"  cluster-ip CLUSTER\n  port dns udp 53\n", "  cluster-ip BALANCER\n  port dns udp 53\n", "pod", "CLUSTER", "BALANCER", 53, 53},
-		"port":       {"  port dns udp 53\n", "  port dns udp 54\n", "pod", "CLUSTER", "CLUSTER", 53, 54},
+		"cluster IP": {"  cluster-ip CLUSTER\n  port dns udp 53\n", "  cluster-ip BALANCER\n  port dns udp 53\n", "pod",
+			"CLUSTER", "BALANCER", 53, 53},
+		"port": {"  port dns udp 53\n", "  port dns udp 54\n", "pod", "CLUSTER", "CLUSTER", 53, 54},
 		"external IP": {
-			"  external-ip EXTERNAL\n  port dns udp 53\n", "  external-ip BALANCER\n  port dns udp 53\n", "outside", "EXTERNAL", "BALANCER", 53, 53,
+			"  external-ip EXTERNAL\n  port dns udp 53\n", "  external-ip BALANCER\n  port dns udp 53\n", "outside", "EXTERNAL",
+			"BALANCER", 53, 53,
 		},
-		"node port": {"  port dns udp 53 node-port 30053\n", "  port dns udp 53 node-port 30054\n", "outside", "NODE", "NODE", 30053, 30054},
+		"node port": {"  port dns udp 53 node-port 30053\n", "  port dns udp 53 node-port 30054\n", "outside", "NODE", "NODE",
+			30053, 30054},
 	} {
 		t.Run(name, func(t *testing.T) {
 			families(t, func(l *live) {
@@ -189,7 +193,8 @@ func TestTrafficPolicyChange(t *testing.T) {
 		outsider.wantHeard("one")
 		pod.wantHeard("remote")
 		internal.wantHeard("remote")
-		l.become(policy("  internal-policy Local\n  external-policy Local\n", "REMOTE-SILENT", "ONE-SILENT"), "traffic policy: 1")
+		l.become(policy("  internal-policy Local\n  external-policy Local\n", "REMOTE-SILENT", "ONE-SILENT"),
+			"traffic policy: 1")
 		outsider.wantHeard("one")
 		pod.wantHeard("remote")
 		internal.wantHeard("one")

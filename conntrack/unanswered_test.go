@@ -30,13 +30,17 @@ func TestUnanswered(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	for i, f := range []Flow{
 		unansweredFlow(service.TCP, 0, "10.244.1.5:8080"), unansweredFlow(service.UDP, 1, "10.244.1.6:8080"),
-		unansweredFlow(service.TCP, 2, ""), unansweredFlow(service.TCP, 3, "10.244.1.7:8080"), unansweredFlow(service.TCP, 4, "10.244.1.8:8080"),
+		unansweredFlow(service.TCP, 2, ""), unansweredFlow(service.TCP, 3, "10.244.1.7:8080"), unansweredFlow(service.TCP, 4,
+			"10.244.1.8:8080"),
 	} {
 		fill(t, ns, i, i+1, func(int) Flow { return f })
 	}
 	answer(t, ns, 3, 4, func(i int) Flow { return unansweredFlow(service.TCP, i, "10.244.1.7:8080") })
 	var got []string
-	if _, err := open(t, ns).Unanswered(t.Context(), func(f Flow) error { got = append(got, f.Reply.Src.String()); return nil }); err != nil {
+	if _, err := open(t, ns).Unanswered(t.Context(), func(f Flow) error {
+		got = append(got, f.Reply.Src.String())
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(got)
@@ -47,7 +51,8 @@ func TestUnanswered(t *testing.T) {
 
 // BenchmarkUnanswered is the dump of unanswered flows: none, a hundred or 2,000 of them beside so many answered ones.
 func BenchmarkUnanswered(b *testing.B) {
-	for _, c := range []struct{ answered, unanswered int }{{0, 0}, {10_000, 0}, {10_000, 100}, {200_000, 0}, {200_000, 100}, {200_000, 2_000}} {
+	for _, c := range []struct{ answered, unanswered int }{{0, 0}, {10_000, 0}, {10_000, 100}, {200_000, 0},
+		{200_000, 100}, {200_000, 2_000}} {
 		b.Run(fmt.Sprintf("answered=%d/unanswered=%d", c.answered, c.unanswered), func(b *testing.B) {
 			ns := testnet.NamespaceForTest(b, "node")
 			table := open(b, ns)

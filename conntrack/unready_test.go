@@ -44,7 +44,8 @@ func TestUnreadyEndpoint(t *testing.T) {
 			given := w.send(t, service.TCP, 41002, w.clusterIP, 80)
 			made.await(t, given)
 
-			unready := parse(t, fmt.Sprintf("node node\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip %v\n  port http tcp 80\n"+
+			unready := parse(t, fmt.Sprintf("node node\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip %v\n  "+
+				"port http tcp 80\n"+
 				"    endpoint %v other\n    endpoint %v node ready serving\n", w.clusterIP, lost, staying))
 			r.sync(t, unready)
 			scope := index.Update(unready)
@@ -82,5 +83,6 @@ func TestUnreadyEndpoint(t *testing.T) {
 // deaf makes a namespace drop all packets that it gets.
 func deaf(t *testing.T, ns *testnet.Namespace) {
 	t.Helper()
-	loadRules(t, ns, "table inet deaf {\n\tchain input {\n\t\ttype filter hook input priority -400; policy drop;\n\t}\n}\n")
+	loadRules(t, ns, "table inet deaf {\n\tchain input {\n\t\ttype filter hook input priority -400; policy "+
+		"drop;\n\t}\n}\n")
 }

@@ -199,7 +199,8 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 		u.scope.addClaim(c)
 	}
 	switch {
-	case narrowed(before.service, after.service) || change.first || change.moved || change.more && after.service.FailoverAt(c) == service.FailoverPass:
+	case narrowed(before.service, after.service) || change.first || change.moved || change.more &&
+		after.service.FailoverAt(c) == service.FailoverPass:
 		u.scope.addClaim(c)
 	default:
 		u.loseEndpoints(c, change.gone, u.affectedStatus(c, after, change.gone), after.claims())
@@ -348,7 +349,8 @@ func (u *update) departFrom(c service.Claim, name service.Name) {
 }
 
 // followShadows remembers whose node ports were at addresses and ports that a Service has
-// gained, and whose ranges: packets to a node port or ranges go to the Service that has address and port, if there is one.
+// gained, and whose ranges: packets to a node port or ranges go to the Service that has address and port, if there is
+// one.
 func (u *update) followShadows() {
 	for _, c := range u.gained {
 		nodePort := c

@@ -63,14 +63,19 @@ func TestUpdateScope(t *testing.T) {
 		{"TCP endpoint gone", keep, replace(http, ""), "/tcp to 10.0.0.3:8080 if [] of [seen-reply]"},
 		{"TCP endpoint that was the address gone", replace(http, http+"    endpoint 203.0.113.5:80 n1 ready serving\n"), keep,
 			"/tcp to 203.0.113.5:80"},
-		{"TCP endpoint that was the node port gone", replace(http, http+"    endpoint 192.168.0.2:30080 n1 ready serving\n"), keep,
+		{"TCP endpoint that was the node port gone", replace(http, http+"    endpoint 192.168.0.2:30080 n1 ready serving\n"),
+			keep,
 			"/tcp to 192.168.0.2:30080"},
-		{"TCP endpoint no longer ready", keep, replace("8080 n1 ready serving", "8080 n1"), "/tcp to 10.0.0.1:8080 if [] of [seen-reply]"},
+		{"TCP endpoint no longer ready", keep, replace("8080 n1 ready serving", "8080 n1"),
+			"/tcp to 10.0.0.1:8080 if [] of [seen-reply]"},
 		{"TCP endpoint ready again", replace("8080 n1 ready serving", "8080 n1"), keep, ""},
-		{"SCTP endpoint no longer serves", keep, replace("82 n1 serving terminating", "82 n1 terminating"), "/sctp to 10.0.0.2:82 if [] of [seen-reply]"},
-		{"first endpoint", keep, replace("port empty udp 81\n", "port empty udp 81\n    endpoint 10.0.0.1:81 n1 ready serving\n"),
+		{"SCTP endpoint no longer serves", keep, replace("82 n1 serving terminating", "82 n1 terminating"),
+			"/sctp to 10.0.0.2:82 if [] of [seen-reply]"},
+		{"first endpoint", keep, replace("port empty udp 81\n", "port empty udp 81\n    endpoint 10.0.0.1:81 n1 ready "+
+			"serving\n"),
 			"10.96.0.1:81/udp, 203.0.113.5:81/udp"},
-		{"last endpoint gone", replace("port empty udp 81\n", "port empty udp 81\n    endpoint 10.0.0.1:81 n1 ready serving\n"), keep,
+		{"last endpoint gone", replace("port empty udp 81\n", "port empty udp 81\n    endpoint 10.0.0.1:81 n1 ready "+
+			"serving\n"), keep,
 			"/udp to 10.0.0.1:81"},
 		{"many endpoints gone", keep, without("    endpoint 10.0.0.1:53 n1 ready serving\n", "  port http tcp"), moved},
 		{"endpoint moved to another node", keep, replace(endpoint, "    endpoint 10.0.0.1:53 n2 ready serving\n"), moved},
@@ -82,12 +87,14 @@ func TestUpdateScope(t *testing.T) {
 			"/udp to 10.0.0.1:53, 10.96.0.3"},
 		{"new node port", replace(" node-port 30055", ""), keep, ":30055/udp"},
 		{"other node port", keep, replace("node-port 30055", "node-port 30056"), "/udp to 10.0.0.1:53, :30056/udp"},
-		{"other cluster IP", keep, replace("cluster-ip 10.96.0.4\n", "cluster-ip 10.96.0.5\n"), "10.96.0.4, 10.96.0.5, 203.0.113.5:53/udp"},
+		{"other cluster IP", keep, replace("cluster-ip 10.96.0.4\n", "cluster-ip 10.96.0.5\n"),
+			"10.96.0.4, 10.96.0.5, 203.0.113.5:53/udp"},
 		{"other port", keep, replace("port empty udp 81", "port empty udp 82"),
 			"10.96.0.1:82/udp, 203.0.113.5:82/udp"},
 		{"the older claimant goes", keep, without("  external-ip 203.0.113.5\n", "  port dns"),
 			"203.0.113.5:53/udp, 203.0.113.5:80/tcp if [] of [seen-reply], 203.0.113.5:82/sctp if [] of [seen-reply]"},
-		{"the older claimant is made anew", keep, replace("service default/web created 2026-01-01", "service default/web created 2026-03-01"),
+		{"the older claimant is made anew", keep, replace("service default/web created 2026-01-01",
+			"service default/web created 2026-03-01"),
 			"203.0.113.5:53/udp"},
 		{"source ranges", keep, replace("source-range 198.51.100.0/28\n  port", "source-range 198.51.100.0/29\n  port"),
 			"10.96.0.3:53/udp, 203.0.113.8:53/udp, :30055/udp"},
@@ -95,7 +102,8 @@ func TestUpdateScope(t *testing.T) {
 			"10.96.0.2:53/udp, 203.0.113.6:53/udp, 203.0.113.7:53/udp, :30054/udp"},
 		{"new address of the node, not for node ports", replace("  host-address 192.168.1.2\n", ""), keep, ""},
 		{"address of the node gone", keep, replace("  host-address 192.168.1.2\n", ""), "everything"},
-		{"pod's interface gone", replace("  host-address 192.168.1.2\n", "  host-address fe80::1%veth0\n"), replace("  host-address 192.168.1.2\n", ""), ""},
+		{"pod's interface gone", replace("  host-address 192.168.1.2\n", "  host-address fe80::1%veth0\n"),
+			replace("  host-address 192.168.1.2\n", ""), ""},
 		{"other address for node ports", keep, replace("  address 192.168.0.2\n", "  address 192.168.1.2\n"), "everything"},
 		{"ServiceCIDR", replace("service-cidr 10.96.0.0/16\n", ""), keep, "everything"},
 		{"ServiceCIDR gone", keep, replace("service-cidr 10.96.0.0/16\n", ""), ""},
@@ -115,7 +123,8 @@ func TestUpdateScope(t *testing.T) {
 // With --nodeport-addresses, an address that comes to an interface serves node
 // ports from then on.
 func TestUpdateScopeNewNodePortAddress(t *testing.T) {
-	x, b := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, "192.168.1.0/24")}), service.NewBuilder(service.Node{})
+	x, b := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, "192.168.1.0/24")}),
+		service.NewBuilder(service.Node{})
 	x.Update(become(b, parse(t, replace("  host-address 192.168.1.2\n", "")(dnatedCluster))))
 	if got := x.Update(become(b, parse(t, dnatedCluster))).text(); got != "192.168.1.2" {
 		t.Errorf("scope: %q", got)

@@ -12,7 +12,8 @@ import (
 // What passes in a zone without a translation stays.
 func TestZones(t *testing.T) {
 	for name, rule := range map[string]string{
-		"both directions": "ct zone set 5", "original direction": "ct original zone set 5", "reply direction": "ct reply zone set 5",
+		"both directions": "ct zone set 5", "original direction": "ct original zone set 5",
+		"reply direction":  "ct reply zone set 5",
 		"each pod its own": "ct original zone set FAMILY saddr map { CLIENT : 7, OUTSIDE : 8 }",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -20,7 +21,8 @@ func TestZones(t *testing.T) {
 				l.become(web("ONE-POD"), "")
 				client := l.addr(l.Pod("client").Addrs).String()
 				rule := l.addrs.Replace(strings.ReplaceAll(rule, "CLIENT", client))
-				loadRules(l, l.Node, l.addrs.Replace("table FAMILY zones {\n\tchain prerouting {\n\t\ttype filter hook prerouting priority -300;\n\t\t")+rule+"\n\t}\n}\n")
+				loadRules(l, l.Node, l.addrs.Replace("table FAMILY zones {\n\tchain prerouting {\n\t\ttype filter hook "+
+					"prerouting priority -300;\n\t\t")+rule+"\n\t}\n}\n")
 				conns := []*conn{l.dial(l.client, l.at("CLUSTER", 53)), l.dial(l.Outside, l.at("NODE", 30053))}
 				passing := l.dial(l.client, l.at("SECOND", 53)) // to no Service, and nobody answers
 				for _, c := range conns {
@@ -46,7 +48,8 @@ func TestZones(t *testing.T) {
 				for _, c := range conns {
 					c.wantAnswer("two")
 				}
-				l.become(bystander+"service default/late created 2026-01-01T00:00:00Z\n  external-ip SECOND\n  port dns udp 53\n    endpoint ONE-POD node ready serving\n", "service gone: 2")
+				l.become(bystander+"service default/late created 2026-01-01T00:00:00Z\n  external-ip SECOND\n  port dns udp 53\n "+
+					"   endpoint ONE-POD node ready serving\n", "service gone: 2")
 			})
 		})
 	}

@@ -17,8 +17,8 @@ const (
 )
 
 // followBehind logs an error once something has been behind for long, and again every hour, until the context ends.
-// The first failure was logged at once. /readyz only has a note of it: the rules still serve, a restart would not help, and nodes
-// that are not ready would hold up the very rollout that may help. A proxy that starts then is not ready.
+// The first failure was logged at once. /readyz only has a note of it: the rules still serve, a restart would not help,
+// and nodes that are not ready would hold up the very rollout that may help. A proxy that starts then is not ready.
 func (r reporter) followBehind(ctx context.Context, behind func() watch.Behind) error {
 	tick := time.NewTicker(behindPeriod)
 	defer tick.Stop()
@@ -36,7 +36,8 @@ func (r reporter) followBehind(ctx context.Context, behind func() watch.Behind) 
 		}
 		if logged.IsZero() || now.Sub(logged) >= behindReminder {
 			logged = now
-			r.log.Error("the rules do not follow the cluster: the API server is away or refuses; a token or certificate that a file holds is read again when it changes",
+			r.log.Error("the rules do not follow the cluster: the API server is away or refuses; a token or certificate that "+
+				"a file holds is read again when it changes",
 				"behind", b.Resources, "since", b.Since.UTC().Format(time.RFC3339), "err", b.Err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"nftproxy/watch"
 )
 
-// TestFollowBehind: an API server that refuses for hours is an error after five minutes and then once an hour; a short outage,
-// and its end, are none.
+// TestFollowBehind: an API server that refuses for hours is an error after five minutes and then once an hour; a short
+// outage, and its end, are none.
 func TestFollowBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newListener()
@@ -34,7 +34,8 @@ func TestFollowBehind(t *testing.T) {
 		lines(time.Hour+4*time.Minute+half, 0)
 		refused.Store(&watch.Behind{})
 		lines(2*time.Hour+half, 0)
-		refused.Store(&watch.Behind{Resources: []string{"endpointslices", "services"}, Since: time.Now(), Err: errors.New("Unauthorized")})
+		refused.Store(&watch.Behind{Resources: []string{"endpointslices", "services"}, Since: time.Now(),
+			Err: errors.New("Unauthorized")})
 		lines(2*time.Hour+7*time.Minute, 1)
 		lines(3*time.Hour, 1)
 		lines(3*time.Hour+7*time.Minute, 2)

@@ -37,7 +37,8 @@ func newBusiest(r reporter, w *watch.Watcher) *busiest {
 			"syncs", syncs, "most-changed", name, "changed-in", changes)
 		if o := w.ServiceObject(name); o.UID != "" {
 			r.record(watch.Event{Object: o, Reason: watch.ReasonTooManyChanges,
-				Note: fmt.Sprintf("changed in %d of %d syncs on node %s, where changes take more than a tenth of a core; all changes wait for up to %s there", changes, syncs, r.node, rest.Round(time.Millisecond))})
+				Note: fmt.Sprintf("changed in %d of %d syncs on node %s, where changes take more than a tenth of a core; all "+
+					"changes wait for up to %s there", changes, syncs, r.node, rest.Round(time.Millisecond))})
 		}
 	}}
 }

@@ -32,11 +32,12 @@ func TestCleanAfter(t *testing.T) {
 		sync proxy.Sync
 		want told
 	}{
-		"in force":             {proxy.Sync{}, told{"done false"}},
-		"the first":            {proxy.Sync{Found: &nft.Model{}, Adopted: true}, told{"served before", "done true"}},
-		"one family":           {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: refused}}, told{"done false"}},
-		"one, the other lost":  {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv6: lost}}, told{"done false"}},
-		"neither family":       {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: refused, nft.IPv6: refused}}, told{"changed nothing"}},
+		"in force":            {proxy.Sync{}, told{"done false"}},
+		"the first":           {proxy.Sync{Found: &nft.Model{}, Adopted: true}, told{"served before", "done true"}},
+		"one family":          {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: refused}}, told{"done false"}},
+		"one, the other lost": {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv6: lost}}, told{"done false"}},
+		"neither family": {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: refused, nft.IPv6: refused}},
+			told{"changed nothing"}},
 		"neither, one is lost": {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: refused, nft.IPv6: lost}}, nil},
 		"both are lost":        {proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: lost, nft.IPv6: lost}}, nil},
 		"lost together":        {proxy.Sync{Err: lost}, nil},

@@ -53,7 +53,8 @@ type Config struct {
 	Verbosity int
 	// Notes say what was given and has no effect, and Mistakes which fields of the configuration file do not exist.
 	Notes, Mistakes []string
-	// Flags has the values of all flags by name, and Origin the field of the configuration file that a flag's value is from.
+	// Flags has the values of all flags by name, and Origin the field of the configuration file that a flag's value is
+	// from.
 	Flags, Origin map[string]string
 	// File is the configuration file, empty for none, and FileText what it had. Parse makes a configuration of
 	// the same flags and another text of the file.

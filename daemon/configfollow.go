@@ -36,7 +36,8 @@ type ConfigFollower struct {
 }
 
 // NewConfigFollower makes a follower of the file of a configuration, which is in force.
-func NewConfigFollower(c Config, record func(watch.Event), s *Sysctls, w *watch.Watcher, loop *proxy.Loop) *ConfigFollower {
+func NewConfigFollower(c Config, record func(watch.Event), s *Sysctls, w *watch.Watcher,
+	loop *proxy.Loop) *ConfigFollower {
 	f := &ConfigFollower{
 		reporter: reporter{c.Log, c.Node, record}, started: &c, now: &c, text: c.FileText,
 		sysctls: s, watcher: w, loop: loop,
@@ -111,8 +112,10 @@ func (c *ConfigFollower) Update(text []byte, err error) {
 // reject reports a file that cannot be used. All settings stay.
 func (c *ConfigFollower) reject(err error) {
 	c.Counts.Reject()
-	c.log.Error("the configuration file cannot be used; the settings from before its change stay in force", "file", c.started.File, "err", err)
-	c.aboutNode(watch.ReasonConfigInvalid, fmt.Sprintf("the settings from before the change stay in force: %s", strings.ReplaceAll(err.Error(), "\n", "; ")))
+	c.log.Error("the configuration file cannot be used; the settings from before its change stay in force", "file",
+		c.started.File, "err", err)
+	c.aboutNode(watch.ReasonConfigInvalid, fmt.Sprintf("the settings from before the change stay in force: %s",
+		strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
 // accept puts in force what can be, and says of the rest that it needs a restart.
@@ -127,7 +130,9 @@ func (c *ConfigFollower) accept(next *Config) {
 		for _, flag := range l.flags {
 			inForce[flag] = next.Flags[flag]
 		}
-		concerned := slices.DeleteFunc(slices.Clone(l.flags), func(flag string) bool { return !slices.Contains(changed, flag) })
+		concerned := slices.DeleteFunc(slices.Clone(l.flags), func(flag string) bool {
+			return !slices.Contains(changed, flag)
+		})
 		if len(concerned) > 0 {
 			applies = append(applies, l.apply)
 		}
@@ -160,7 +165,8 @@ func (c *ConfigFollower) report(live, restart, mistakes, notes []string) {
 		return
 	}
 	log.Warn("changes of the configuration file need a restart of nftproxy", "fields", restart)
-	c.aboutNode(watch.ReasonConfigRestart, fmt.Sprintf("restart nftproxy on node %s: its configuration file has changed in %s, which counts from the next start on", c.node, strings.Join(restart, ", ")))
+	c.aboutNode(watch.ReasonConfigRestart, fmt.Sprintf("restart nftproxy on node %s: its configuration file has changed "+
+		"in %s, which counts from the next start on", c.node, strings.Join(restart, ", ")))
 }
 
 // added lists what a list has that one before lacks.

@@ -87,7 +87,8 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	networks := &hostaddr.Networks{}
 	accounts := proxy.NewAccounts()
 	c.Objects.Accounts = accounts
-	watcher, err := newWatcher(ctx, c, r, former(c, conn, o.inForce), conn.TryTimeouts, networks, mailbox, counts, load.Begin)
+	watcher, err := newWatcher(ctx, c, r, former(c, conn, o.inForce), conn.TryTimeouts, networks, mailbox, counts,
+		load.Begin)
 	if err != nil {
 		return nil, err
 	}
@@ -108,10 +109,13 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	loop := proxy.New(loopConfig, conn, func(s service.Snapshot) *nft.Program { return compile().Compile(s) })
 
 	rewriters := takeover.NewRewriters(conn, c.Rules.Table, o.keeper, func(who, text string) {
-		r.log.Warn("another program changes our tables again and again; we repair them at a bounded rate", "table", c.Rules.Table, "who", who)
+		r.log.Warn("another program changes our tables again and again; we repair them at a bounded rate", "table",
+			c.Rules.Table, "who", who)
 		r.aboutNode(watch.ReasonTablesRewritten, text)
 	})
-	others := takeover.NewOtherTables(c.Rules.Table, c.Log, func(note string) { r.aboutNode(watch.ReasonOtherTable, note) })
+	others := takeover.NewOtherTables(c.Rules.Table, c.Log, func(note string) {
+		r.aboutNode(watch.ReasonOtherTable, note)
+	})
 	server := &serverVersion{reporter: r, client: o.source.Client, counts: counts}
 	var eligible atomic.Bool // by the newest snapshot
 	judge := health.New(health.Config{
@@ -121,7 +125,8 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
 		Awaiting: watcher.Awaiting, Note: func() string {
-			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), server.note(), rewriters.Note(), others.Note())
+			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), server.note(), rewriters.Note(),
+				others.Note())
 		},
 	})
 	page := newStatusPage(c, judge, watcher.Problems)
@@ -141,13 +146,15 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	}, func() bool { return judge.Status().Healthy })
 	local := listen.NewLocalPorts(listen.Config{NodePortAddresses: c.Rules.NodePortAddresses, Log: c.Log})
 	metrics.FollowLocalPorts(registry, local.Counts)
-	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) }, counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
+	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) },
+		counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
 	connections := sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, rules(), conn, registry) })
 	announce := sync.OnceFunc(func() { close(served.true) })
-	// The cleaner comes first: it removes nothing until it knows the outcome of a sync. The next one is before those who say that
-	// the sync is over.
+	// The cleaner comes first: it removes nothing until it knows the outcome of a sync. The next one is before those who
+	// say that the sync is over.
 	observers := []func(proxy.Sync){
-		cleanAfter(cleaner, c.Rules.Table), r.growthObserver(table), func(proxy.Sync) { load.Synced() }, judge.Observe, page.Observe, r.syncObserver(watcher),
+		cleanAfter(cleaner, c.Rules.Table), r.growthObserver(table), func(proxy.Sync) { load.Synced() }, judge.Observe,
+		page.Observe, r.syncObserver(watcher),
 		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, local.Notify, others.Observe, kubeProxy.Observe,
 		func(s proxy.Sync) { eligible.Store(s.Snapshot.Node.Eligible) },
 		func(s proxy.Sync) { rewriters.Observe(ctx, s) },
@@ -166,17 +173,20 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	// The API server prepares its lists while the start's short work is done: a trial of counters takes 15 to 20 ms, and
 	// the processor has nothing to do in most of them.
 	d.Tasks = []Task{
-		{Name: "objects", Touches: []string{"API server or files"}, Run: func(ctx context.Context) error { return o.source.Run(ctx, watcher) }},
-		{Name: "start", Touches: []string{"events", "nftables", "routes", "sysctls"}, Ends: started, Run: func(ctx context.Context) error {
-			r.aboutNode(watch.ReasonStarting, "")
-			connections()
-			firstRoutes(ctx, cleaner)
-			takeover.RemoveTraces(c.Log)
-			removeEjectTable(c)
-			removeInvalidTable(c)
-			settings.atStart()
-			return nil
+		{Name: "objects", Touches: []string{"API server or files"}, Run: func(ctx context.Context) error {
+			return o.source.Run(ctx, watcher)
 		}},
+		{Name: "start", Touches: []string{"events", "nftables", "routes", "sysctls"}, Ends: started,
+			Run: func(ctx context.Context) error {
+				r.aboutNode(watch.ReasonStarting, "")
+				connections()
+				firstRoutes(ctx, cleaner)
+				takeover.RemoveTraces(c.Log)
+				removeEjectTable(c)
+				removeInvalidTable(c)
+				settings.atStart()
+				return nil
+			}},
 	}
 	then := func(name, touches string, run func(context.Context) error) { d.add(started, name, touches, run) }
 	// The servers begin to listen before the loop, which may have all lists already.
@@ -215,19 +225,27 @@ func (d *Daemon) add(after *Event, name, touches string, run func(context.Contex
 }
 
 // addNetwork adds the tasks that follow the node's addresses and routes.
-func (d *Daemon) addNetwork(c Config, after *Event, watcher *watch.Watcher, cleaner *conntrack.Cleaner, networks *hostaddr.Networks) {
+func (d *Daemon) addNetwork(c Config, after *Event, watcher *watch.Watcher, cleaner *conntrack.Cleaner,
+	networks *hostaddr.Networks) {
 	d.add(after, "addresses", "addresses", func(ctx context.Context) error {
-		return hostaddr.Follow(ctx, c.Log, func(a hostaddr.Addresses) { watcher.SetHostAddresses(a.Own, a.Shared, a.Broadcast...) })
+		return hostaddr.Follow(ctx, c.Log, func(a hostaddr.Addresses) {
+			watcher.SetHostAddresses(a.Own, a.Shared, a.Broadcast...)
+		})
 	})
-	d.add(after, "local routes", "routes", func(ctx context.Context) error { return hostaddr.FollowLocalRoutes(ctx, c.Log, cleaner.LocalRoutes) })
-	d.add(after, "networks", "routes", func(ctx context.Context) error { return networks.Follow(ctx, c.Log, watcher.RoutesChanged) })
+	d.add(after, "local routes", "routes", func(ctx context.Context) error {
+		return hostaddr.FollowLocalRoutes(ctx, c.Log, cleaner.LocalRoutes)
+	})
+	d.add(after, "networks", "routes", func(ctx context.Context) error {
+		return networks.Follow(ctx, c.Log, watcher.RoutesChanged)
+	})
 }
 
 // addAPIServer adds what there is to do with an API server besides following its objects.
 func (d *Daemon) addAPIServer(c Config, o outside, started, served *Event, server *serverVersion) {
 	d.add(started, "sleep", "API server", func(ctx context.Context) error {
 		process.FollowSleep(ctx, func(slept time.Duration) {
-			c.Log.Info("the machine has slept, or its clock was set ahead; connecting to the API server again", "ahead", slept.Round(time.Second).String())
+			c.Log.Info("the machine has slept, or its clock was set ahead; connecting to the API server again", "ahead",
+				slept.Round(time.Second).String())
 			o.source.Renew()
 		})
 		return nil
@@ -246,9 +264,11 @@ type outside struct {
 	reporter reporter
 	source   *watch.Connection
 	conn     *kernel.Conn
-	// waiting is flows with sockets of its own: a clean-up and a look for connections without an answer do not wait for each other.
+	// waiting is flows with sockets of its own: a clean-up and a look for connections without an answer do not wait for
+	// each other.
 	flows, waiting *conntrack.Table
-	// keeper is the name of the socket by which this process keeps its tables, and inForce says that an earlier run left some.
+	// keeper is the name of the socket by which this process keeps its tables, and inForce says that an earlier run left
+	// some.
 	keeper  string
 	inForce bool
 }

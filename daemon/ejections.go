@@ -29,7 +29,8 @@ const (
 )
 
 // newEjector makes an ejector. Only a node with mode on has the rule that counts repeated packets: all packets meet it.
-func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
+func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher,
+	counts *metrics.Metrics) *eject.Ejector {
 	r := o.reporter
 	tell := r.ejectionObserver(w)
 	tellOthers := func(left service.Ejections) {
@@ -57,20 +58,21 @@ func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher, 
 	return eject.New(config)
 }
 
-// nodeFacts has where to ask a Node whether it lives: at its first address of each family, the port of its kubelet and that on which
-// each kube-proxy and nftproxy has its health server by default. A refusal is an answer, too.
+// nodeFacts has where to ask a Node whether it lives: at its first address of each family, the port of its kubelet and
+// that on which each kube-proxy and nftproxy has its health server by default. A refusal is an answer, too.
 func nodeFacts(n *service.Node, kubelet uint16) ejection.Facts {
 	facts := ejection.Facts{PodCIDRs: n.PodCIDRs}
 	for _, family := range ip.Families() {
 		if i := slices.IndexFunc(n.Addresses, family.Has); i >= 0 {
-			facts.Addrs = append(facts.Addrs, netip.AddrPortFrom(n.Addresses[i], kubelet), netip.AddrPortFrom(n.Addresses[i], healthPort))
+			facts.Addrs = append(facts.Addrs, netip.AddrPortFrom(n.Addresses[i], kubelet), netip.AddrPortFrom(n.Addresses[i],
+				healthPort))
 		}
 	}
 	return facts
 }
 
-// growthObserver tells other processes which endpoints have a part of their weight in the tables: when that changes, when another
-// program has changed the ruleset, and at first, since an earlier process may have told something else.
+// growthObserver tells other processes which endpoints have a part of their weight in the tables: when that changes,
+// when another program has changed the ruleset, and at first, since an earlier process may have told something else.
 func (r reporter) growthObserver(table *ejecttable.Table) func(proxy.Sync) {
 	var told service.Growth
 	begun := false
@@ -113,7 +115,8 @@ func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
 		reasons := map[string]bool{}
 		for _, u := range report.Unjudged {
 			if reasons[u.Why] = true; !unjudged[u.Why] {
-				r.log.Warn("a node does not answer; only those of its endpoints are left out that were asked themselves", "node", u.Node, "reason", u.Why)
+				r.log.Warn("a node does not answer; only those of its endpoints are left out that were asked themselves", "node",
+					u.Node, "reason", u.Why)
 			}
 		}
 		if unjudged = reasons; !report.Looked && len(report.Added)+len(report.Returned) == 0 {
@@ -124,10 +127,12 @@ func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
 				r.log.Warn("further endpoints do not answer", "endpoints", len(report.Added)-i)
 				break
 			}
-			r.log.Warn("an endpoint does not answer; "+ejectionEffect(l.Mode), "port", l.Port, "endpoint", l.Addr.String(), "protocol", l.Protocol.String(), "mode", l.Mode.String(), "reason", l.Why)
+			r.log.Warn("an endpoint does not answer; "+ejectionEffect(l.Mode), "port", l.Port, "endpoint", l.Addr.String(),
+				"protocol", l.Protocol.String(), "mode", l.Mode.String(), "reason", l.Why)
 			if o := w.ServiceObject(l.Service); o.UID != "" && events.Allow() {
 				r.record(watch.Event{Object: o, Reason: watch.ReasonNotAnswering,
-					Note: fmt.Sprintf("node %s gets no answer from the endpoint %s of port %s: %s; %s", r.node, l.Addr, l.Port, l.Why, ejectionEffect(l.Mode))})
+					Note: fmt.Sprintf("node %s gets no answer from the endpoint %s of port %s: %s; %s", r.node, l.Addr, l.Port, l.Why,
+						ejectionEffect(l.Mode))})
 			}
 		}
 		for i, l := range report.Returned {
@@ -135,7 +140,8 @@ func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
 				r.log.Info("further endpoints are back", "endpoints", len(report.Returned)-i)
 				break
 			}
-			r.log.Info("an endpoint is no longer left out", "port", l.Port, "endpoint", l.Addr.String(), "mode", l.Mode.String(), "after", time.Since(l.Since).Round(time.Millisecond).String())
+			r.log.Info("an endpoint is no longer left out", "port", l.Port, "endpoint", l.Addr.String(), "mode", l.Mode.String(),
+				"after", time.Since(l.Since).Round(time.Millisecond).String())
 		}
 		now := map[ejection.Held]bool{}
 		for _, h := range report.Held {
@@ -144,7 +150,8 @@ func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
 				break
 			}
 			if now[known] = true; !held[known] {
-				r.log.Warn("endpoints do not answer and are kept", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints, "reason", string(h.Why))
+				r.log.Warn("endpoints do not answer and are kept", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints,
+					"reason", string(h.Why))
 			}
 		}
 		held = now

@@ -11,7 +11,8 @@ import (
 	"nftproxy/nft/invalidtable"
 )
 
-// invalidPeriod is the time between two looks at the rule that drops invalid packets: another program may have removed it.
+// invalidPeriod is the time between two looks at the rule that drops invalid packets: another program may have removed
+// it.
 const invalidPeriod = 10 * time.Second
 
 // removeInvalidTable removes the table of an earlier process that dropped invalid packets.
@@ -51,8 +52,8 @@ func invalidDropper(c Config, registry prometheus.Registerer) func(context.Conte
 	}
 }
 
-// keepInvalid sees to the rule, and returns what it has dropped. Like kube-proxy it has none while the kernel translates segments
-// out of the window.
+// keepInvalid sees to the rule, and returns what it has dropped. Like kube-proxy it has none while the kernel
+// translates segments out of the window.
 func keepInvalid(c Config) (dropped uint64, err error) {
 	if c.SysctlFiles.BeLiberal() {
 		_, err := invalidtable.Remove(c.Rules.Table, 0)

@@ -19,7 +19,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestInvalidDropper: the rule's counter is kube-proxy's metric, also after a restart. While the kernel is liberal there is no rule.
+// TestInvalidDropper: the rule's counter is kube-proxy's metric, also after a restart. While the kernel is liberal
+// there is no rule.
 func TestInvalidDropper(t *testing.T) {
 	ns, cmd, settings := testnet.NamespaceForTest(t, "invalid"), nftcmd.ForTest(t), t.TempDir()
 	if _, err := invalidtable.Keep(ruleset.DefaultTable, ns.Fd()); err != nil {
@@ -37,7 +38,8 @@ func TestInvalidDropper(t *testing.T) {
 	}
 	registry := prometheus.NewRegistry()
 	task := invalidDropper(Config{
-		Rules: ruleset.Config{Table: ruleset.DefaultTable}, SysctlFiles: conntrack.Files{Settings: settings}, Log: slog.New(slog.DiscardHandler),
+		Rules: ruleset.Config{Table: ruleset.DefaultTable}, SysctlFiles: conntrack.Files{Settings: settings},
+		Log: slog.New(slog.DiscardHandler),
 	}, registry)
 	for _, c := range []struct {
 		liberal string
@@ -45,7 +47,8 @@ func TestInvalidDropper(t *testing.T) {
 		rule    bool
 	}{{"", 7, true}, {"0", 7, true}, {"1", 0, false}, {"0", 0, true}} {
 		if c.liberal != "" {
-			if err := os.WriteFile(filepath.Join(settings, "nf_conntrack_tcp_be_liberal"), []byte(c.liberal+"\n"), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(settings, "nf_conntrack_tcp_be_liberal"), []byte(c.liberal+"\n"),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 		}

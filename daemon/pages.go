@@ -26,14 +26,16 @@ func newStatusPage(c Config, judge *health.Health, problems func(service.Name) [
 		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return inspect.CountConnections(ctx, c.Rules, s)
 		},
-		Explain: func(ctx context.Context, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
+		Explain: func(ctx context.Context, from explain.Origin, to explain.Destination,
+			objects *service.Snapshot) (explain.Explanation, error) {
 			return explainTo(ctx, c.Rules.Table, from, to, objects, problems)
 		},
 	})
 }
 
 // explainTo explains a packet for a page.
-func explainTo(ctx context.Context, table string, from explain.Origin, to explain.Destination, objects *service.Snapshot, problems func(service.Name) []string) (explain.Explanation, error) {
+func explainTo(ctx context.Context, table string, from explain.Origin, to explain.Destination,
+	objects *service.Snapshot, problems func(service.Name) []string) (explain.Explanation, error) {
 	node, err := live.Look(ctx, table)
 	if err != nil {
 		return explain.Explanation{}, err
@@ -48,8 +50,10 @@ func explainTo(ctx context.Context, table string, from explain.Origin, to explai
 
 // metricsHandler serves the metrics, what kube-proxy tells about its process beside them,
 // and the status page. flags returns the values in force of all flags.
-func metricsHandler(c Config, flags func() map[string]string, registry *prometheus.Registry, slis *metrics.SLIs, page http.Handler) http.Handler {
-	mux, paths := health.MetricsHandler(health.Pages{Metrics: registry, SLIs: slis.Gatherer(), ResetSLIs: slis.Reset, Checked: slis.Observe})
+func metricsHandler(c Config, flags func() map[string]string, registry *prometheus.Registry, slis *metrics.SLIs,
+	page http.Handler) http.Handler {
+	mux, paths := health.MetricsHandler(health.Pages{Metrics: registry, SLIs: slis.Gatherer(), ResetSLIs: slis.Reset,
+		Checked: slis.Observe})
 	mux.Handle(statuspage.Path, page)
 	paths = append(paths, statuspage.Path)
 	process := health.ProcessPages{

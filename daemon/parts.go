@@ -31,7 +31,8 @@ import (
 func rulesThere(conn *kernel.Conn, table string) (bool, error) {
 	tables, err := conn.Tables(table)
 	if errors.Is(err, syscall.EPERM) {
-		return false, errors.New("the kernel refuses access to nftables: run needs CAP_NET_ADMIN in its network namespace (be root, or give the container the capability NET_ADMIN; some container runtimes give it to root only)")
+		return false, errors.New("the kernel refuses access to nftables: run needs CAP_NET_ADMIN in its network namespace " +
+			"(be root, or give the container the capability NET_ADMIN; some container runtimes give it to root only)")
 	}
 	if err != nil {
 		return false, fmt.Errorf("look for rules of an earlier run: %w", err)
@@ -50,7 +51,8 @@ func nodeEligible(from watch.Source, latest *atomic.Bool) func() bool {
 }
 
 // newCleaner makes a cleaner.
-func newCleaner(c Config, r reporter, conn *kernel.Conn, flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
+func newCleaner(c Config, r reporter, conn *kernel.Conn, flows *conntrack.Table,
+	counts *metrics.Metrics) *conntrack.Cleaner {
 	index := conntrack.NewIndex(conntrack.Options{
 		NodePortAddresses: c.Rules.NodePortAddresses, Established: c.Established, Pod: c.Rules.Pod,
 	})
@@ -130,7 +132,8 @@ const addressPatience = 10 * time.Second
 // newWatcher makes a watcher that has the node's addresses from the start. The first
 // program needs them: without them a restart would take --nodeport-addresses away
 // for a moment. Later, a task follows their changes.
-func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, tryTimeouts func() error, networks *hostaddr.Networks, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
+func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, tryTimeouts func() error,
+	networks *hostaddr.Networks, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
 	soon, cancel := context.WithTimeout(ctx, addressPatience)
 	defer cancel()
 	addrs, err := hostaddr.List(soon)
@@ -145,7 +148,8 @@ func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, 
 		patience = restartPatience
 	}
 	o := c.Objects
-	o.Settings, o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = c.Rules.Settings, c.Node, patience, c.Rules.NodeCIDR, synced
+	o.Settings, o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = c.Rules.Settings, c.Node, patience, c.Rules.NodeCIDR,
+		synced
 	o.Report = func(p watch.Problem) { r.logProblem(p, counts) }
 	o.Answers = r.logAnswers
 	o.Networks = func(ranges []netip.Prefix) []netip.Prefix {

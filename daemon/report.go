@@ -48,7 +48,8 @@ func (r reporter) logProblem(p watch.Problem, counts *metrics.Metrics) {
 	case errors.As(p, new(*watch.RequestError)):
 		r.log.Warn("a request to the API server failed", "err", p)
 	case errors.As(p, new(*watch.AbsentError)):
-		r.log.Info("the API server does not have a resource; going on without it, and asking again every few minutes", "err", p)
+		r.log.Info("the API server does not have a resource; going on without it, and asking again every few minutes", "err",
+			p)
 	case errors.As(p, new(*watch.UnreadableError)):
 		r.log.Error("the manifests cannot be read", "err", p)
 	case errors.Is(p, watch.ErrIgnoredKind):
@@ -59,7 +60,8 @@ func (r reporter) logProblem(p watch.Problem, counts *metrics.Metrics) {
 		for kind, n := range omitted.Kinds {
 			counts.CountProblems(kind, n)
 		}
-		r.log.Warn("too many problems in objects for a line each; this line counts the others", "count", omitted.Count(), "err", p)
+		r.log.Warn("too many problems in objects for a line each; this line counts the others", "count", omitted.Count(),
+			"err", p)
 	case r.logRetention(p):
 	default:
 		counts.CountProblems(p.Object.Kind, 1)
@@ -90,7 +92,8 @@ func (r reporter) logPass(run conntrack.Run) {
 		reasons = append(reasons, slog.Int(string(reason), run.Removed[reason]))
 	}
 	if removed > 0 {
-		r.log.Info("removed stale conntrack entries", "entries", removed, slog.Group("why", reasons...), "scanned", run.Scanned, "took", run.Duration, "cpu", run.CPU, "lag", run.Lag)
+		r.log.Info("removed stale conntrack entries", "entries", removed, slog.Group("why", reasons...), "scanned",
+			run.Scanned, "took", run.Duration, "cpu", run.CPU, "lag", run.Lag)
 	}
 }
 
@@ -103,10 +106,12 @@ func (r reporter) sweepLogger() func(affinity.Run) {
 		case run.Err != nil && !run.Repeated:
 			r.log.Warn("could not sweep the remembered clients; will try again", "err", run.Err)
 		case run.Forgotten:
-			r.log.Warn("forgot all clients of a Service port: its endpoints go faster than its clients can be looked through; they choose an endpoint again",
+			r.log.Warn("forgot all clients of a Service port: its endpoints go faster than its clients can be looked through; "+
+				"they choose an endpoint again",
 				"service", run.Name.Service, "map", run.Name.Map, "took", run.Duration)
 		case run.Swept > 0:
-			r.log.Info("forgot clients of endpoints that are gone", "service", run.Name.Service, "clients", run.Swept, "took", run.Duration)
+			r.log.Info("forgot clients of endpoints that are gone", "service", run.Name.Service, "clients", run.Swept, "took",
+				run.Duration)
 		}
 		switch {
 		case run.Err != nil:
@@ -149,7 +154,8 @@ func (r reporter) syncObserver(w *watch.Watcher) func(proxy.Sync) {
 			level, first = slog.LevelInfo, false
 		}
 		r.log.LogAttrs(context.Background(), level, "synced",
-			slog.Int("services", s.Snapshot.Services.Len()), slog.Int("written", s.Written), slog.Duration("latency", s.Latency()),
+			slog.Int("services", s.Snapshot.Services.Len()), slog.Int("written", s.Written),
+			slog.Duration("latency", s.Latency()),
 			slog.Duration("compile", s.Compile), slog.Duration("read", s.Read), slog.Duration("plan", s.Plan),
 			slog.Duration("apply", s.Apply), slog.Duration("encode", s.Encode), slog.Duration("commit", s.Commit))
 	}
@@ -180,7 +186,8 @@ func (r reporter) logRetention(p watch.Problem) bool {
 	missing := (*watch.MissingError)(nil)
 	switch {
 	case errors.As(p, &retained):
-		r.log.Warn("a list lacks most Services; they are served on for a while", "missing", retained.Missing, "serving", retained.Serving, "for", retained.Period, "err", p.Err)
+		r.log.Warn("a list lacks most Services; they are served on for a while", "missing", retained.Missing, "serving",
+			retained.Serving, "for", retained.Period, "err", p.Err)
 	case errors.As(p, &missing):
 		r.log.Warn("a list lacks all Services; they are not served on", "services", missing.Services, "err", p.Err)
 	case errors.As(p, &removed):
@@ -202,6 +209,7 @@ func (r reporter) logRetention(p watch.Problem) bool {
 func (r reporter) recordRefused(w *watch.Watcher, part string, err error) {
 	o := w.ServiceObject(service.Name(part))
 	if o.UID != "" {
-		r.record(watch.Event{Object: o, Reason: watch.ReasonRefused, Note: fmt.Sprintf("left out on node %s: %v", r.node, err)})
+		r.record(watch.Event{Object: o, Reason: watch.ReasonRefused, Note: fmt.Sprintf("left out on node %s: %v", r.node,
+			err)})
 	}
 }

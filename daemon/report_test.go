@@ -49,7 +49,8 @@ func newListener() *listener {
 
 // sysctls are settings in a directory, with the listener's log and events.
 func (l *listener) sysctls(wanted conntrack.Sysctls, dir string) *Sysctls {
-	return NewSysctls(Config{Log: l.log, Node: l.node, Sysctls: wanted, SysctlFiles: conntrack.Files{Settings: dir}}, l.record)
+	return NewSysctls(Config{Log: l.log, Node: l.node, Sysctls: wanted, SysctlFiles: conntrack.Files{Settings: dir}},
+		l.record)
 }
 
 func (l *listener) Write(b []byte) (int, error) {
@@ -105,7 +106,8 @@ func TestOccupancyLogger(t *testing.T) {
 			t.Errorf("the log lacks %s:\n%s", words, l.text.String())
 		}
 	}
-	if len(l.events) != 2 || l.events[0].Object != watch.NodeObject("node-1") || l.events[0].Reason != watch.ReasonConntrackFull {
+	if len(l.events) != 2 || l.events[0].Object != watch.NodeObject("node-1") ||
+		l.events[0].Reason != watch.ReasonConntrackFull {
 		t.Errorf("events: %+v", l.events)
 	}
 }
@@ -115,7 +117,8 @@ func TestOccupancyLogger(t *testing.T) {
 func TestSweepLogger(t *testing.T) {
 	l := newListener()
 	observe := l.sweepLogger()
-	full := affinity.Run{Name: ruleset.AffinityName{Service: "ns/web", Map: "affinity-ns/web/tcp/80"}, Clients: 65_535, Limit: 65_535}
+	full := affinity.Run{Name: ruleset.AffinityName{Service: "ns/web", Map: "affinity-ns/web/tcp/80"}, Clients: 65_535,
+		Limit: 65_535}
 	swept := full
 	swept.Swept, swept.Clients = 5, 65_530
 	for _, r := range []affinity.Run{
@@ -125,7 +128,8 @@ func TestSweepLogger(t *testing.T) {
 		observe(r)
 	}
 	const isFull = "WARN a Service port cannot remember more clients; further clients are served without session affinity"
-	want := []string{isFull, "INFO forgot clients of endpoints that are gone", isFull, "WARN could not sweep the remembered clients; will try again"}
+	want := []string{isFull, "INFO forgot clients of endpoints that are gone", isFull,
+		"WARN could not sweep the remembered clients; will try again"}
 	if diff := cmp.Diff(want, l.lines(t)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
@@ -136,7 +140,8 @@ func TestSweepLogger(t *testing.T) {
 func TestReportSysctls(t *testing.T) {
 	l := newListener()
 	failed := func(name, current, wanted string, err error) conntrack.Setting {
-		return conntrack.Setting{Name: name, Current: current, Wanted: wanted, Err: fmt.Errorf("set %s to %s: %w", name, wanted, err)}
+		return conntrack.Setting{Name: name, Current: current, Wanted: wanted, Err: fmt.Errorf("set %s to %s: %w", name,
+			wanted, err)}
 	}
 	l.reportSysctls([]conntrack.Setting{
 		{Name: "fine", Current: "1", Wanted: "1"},
@@ -229,7 +234,8 @@ func TestSysctlsToldOnce(t *testing.T) {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 	if len(l.events) != 2 || !strings.Contains(l.events[0].Note, "nf_conntrack_max") ||
-		strings.Contains(l.events[1].Note, "nf_conntrack_max") || !strings.Contains(l.events[1].Note, "nf_conntrack_tcp_timeout_established") {
+		strings.Contains(l.events[1].Note, "nf_conntrack_max") || !strings.Contains(l.events[1].Note,
+		"nf_conntrack_tcp_timeout_established") {
 		t.Errorf("events: %+v", l.events)
 	}
 }
@@ -328,7 +334,8 @@ func TestConntrackMissing(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff([]string{"WARN could not remove all stale conntrack entries; will try again"}, l.lines(t)); diff != "" {
+	if diff := cmp.Diff([]string{"WARN could not remove all stale conntrack entries; will try again"},
+		l.lines(t)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 	if !bytes.Contains(l.text.Bytes(), []byte("nf_conntrack_netlink missing")) {

@@ -32,7 +32,8 @@ func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) fun
 			if !ok {
 				continue
 			}
-			r.log.Info("clients keep connecting to a Service that refuses them", "service", c.Name, "cause", c.Cause, "packets", c.Packets)
+			r.log.Info("clients keep connecting to a Service that refuses them", "service", c.Name, "cause", c.Cause, "packets",
+				c.Packets)
 			if e.Object.UID != "" {
 				r.record(e)
 			}
@@ -47,10 +48,12 @@ func (r reporter) refusedEvent(w *watch.Watcher, c traffic.Refused) (watch.Event
 	switch c.Cause {
 	case ruleset.NoEndpoints:
 		e.Reason = watch.ReasonNoEndpoints
-		e.Note = fmt.Sprintf("clients keep connecting on node %s and are refused: the Service has no endpoints that serve; check its selector, and whether its pods are ready", r.node)
+		e.Note = fmt.Sprintf("clients keep connecting on node %s and are refused: the Service has no endpoints that serve; "+
+			"check its selector, and whether its pods are ready", r.node)
 	case ruleset.NoLocalEndpoints:
 		e.Reason = watch.ReasonNoLocalEndpoints
-		e.Note = fmt.Sprintf("clients keep connecting on node %s and are dropped: the Service has endpoints on other nodes only, and its internalTrafficPolicy is Local", r.node)
+		e.Note = fmt.Sprintf("clients keep connecting on node %s and are dropped: the Service has endpoints on other nodes "+
+			"only, and its internalTrafficPolicy is Local", r.node)
 	default:
 		return e, false
 	}
@@ -81,8 +84,10 @@ func (r reporter) occupancyLogger() func(conntrack.Occupancy) {
 			r.log.Debug("cannot count the conntrack entries", "err", o.Err)
 		case o.Err != nil:
 		case o.Full && !full:
-			r.log.Warn("the conntrack table is full: the kernel drops new connections", "entries", o.Entries, "limit", o.Limit, "hint", hint)
-			r.aboutNode(watch.ReasonConntrackFull, fmt.Sprintf("the connection tracking table has %d of %d entries, and the kernel drops new connections: %s", o.Entries, o.Limit, hint))
+			r.log.Warn("the conntrack table is full: the kernel drops new connections", "entries", o.Entries, "limit", o.Limit,
+				"hint", hint)
+			r.aboutNode(watch.ReasonConntrackFull, fmt.Sprintf("the connection tracking table has %d of %d entries, and the "+
+				"kernel drops new connections: %s", o.Entries, o.Limit, hint))
 		case !o.Full && full:
 			r.log.Info("the conntrack table has room again", "entries", o.Entries, "limit", o.Limit)
 		}
@@ -100,7 +105,8 @@ func (r reporter) removeStartupTaint(ctx context.Context, client *watch.Client, 
 			last = ""
 		case err.Error() != last:
 			last = err.Error()
-			r.log.Warn("cannot remove the start-up taint from the Node, trying again: pods are not scheduled to it until then", "node", r.node, "taint", key, "err", err)
+			r.log.Warn("cannot remove the start-up taint from the Node, trying again: pods are not scheduled to it until then",
+				"node", r.node, "taint", key, "err", err)
 		}
 	})
 }

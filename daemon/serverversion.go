@@ -47,7 +47,8 @@ func (s *serverVersion) follow(ctx context.Context) error {
 			outside, before := watch.OutsideRange(info), s.note()
 			s.outside.Store(&outside)
 			if outside != "" && outside != before {
-				s.log.Warn("the API server is older than those that nftproxy is made for", "version", info.GitVersion, "oldest", fmt.Sprintf("1.%d", watch.OldestServer))
+				s.log.Warn("the API server is older than those that nftproxy is made for", "version", info.GitVersion, "oldest",
+					fmt.Sprintf("1.%d", watch.OldestServer))
 			}
 		} else if ctx.Err() == nil {
 			pause = versionRetry

@@ -27,7 +27,8 @@ func TestServerOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := make(lines, 10)
-	s := &serverVersion{reporter: reporter{log: slog.New(slog.NewTextHandler(log, nil))}, client: source.Client, counts: metrics.New(prometheus.NewRegistry())}
+	s := &serverVersion{reporter: reporter{log: slog.New(slog.NewTextHandler(log, nil))}, client: source.Client,
+		counts: metrics.New(prometheus.NewRegistry())}
 	go func() { _ = s.follow(t.Context()) }()
 	if line := <-log; !strings.Contains(line, "level=WARN") || !strings.Contains(line, "v1.27.9") {
 		t.Errorf("the log has %q", line)

@@ -93,7 +93,8 @@ func (r reporter) reportSysctls(list []conntrack.Setting) {
 		switch {
 		case s.Wanted == "":
 		case s.Err != nil:
-			r.log.Warn("could not set a kernel setting; going on without it", "setting", s.Name, "current", s.Current, "wanted", s.Wanted, "err", s.Err)
+			r.log.Warn("could not set a kernel setting; going on without it", "setting", s.Name, "current", s.Current, "wanted",
+				s.Wanted, "err", s.Err)
 			why := s.Err.Error()
 			if cause := errors.Unwrap(s.Err); cause != nil {
 				why = cause.Error() // without the setting's name

@@ -49,11 +49,13 @@ after in force: start-up taint, touches API server
 		config Config
 		want   string
 	}{
-		"all that there is": {Config{Source: watch.Source{Master: "http://192.0.2.1:6443"}, File: "config.conf", DropInvalid: true, StartupTaint: "example.com/not-ready"}, all},
-		"manifests":         {Config{Source: watch.Source{Manifests: t.TempDir()}}, file},
+		"all that there is": {Config{Source: watch.Source{Master: "http://192.0.2.1:6443"}, File: "config.conf",
+			DropInvalid: true, StartupTaint: "example.com/not-ready"}, all},
+		"manifests": {Config{Source: watch.Source{Manifests: t.TempDir()}}, file},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.config.Node, c.config.Log, c.config.Rules = "node-1", slog.New(slog.DiscardHandler), ruleset.Config{Table: ruleset.DefaultTable}
+			c.config.Node, c.config.Log, c.config.Rules = "node-1", slog.New(slog.DiscardHandler),
+				ruleset.Config{Table: ruleset.DefaultTable}
 			var d *Daemon
 			if err := ns.Do(func() (err error) {
 				d, err = New(t.Context(), c.config)
@@ -82,7 +84,8 @@ func listing(tasks []Task) string {
 	return b.String()
 }
 
-// TestRunTasks: a task begins after the events that it waits for, an error ends all, and so does the end of the context.
+// TestRunTasks: a task begins after the events that it waits for, an error ends all, and so does the end of the
+// context.
 func TestRunTasks(t *testing.T) {
 	failed := errors.New("failed")
 	for name, c := range map[string]struct {

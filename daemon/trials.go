@@ -21,11 +21,14 @@ import (
 func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Config {
 	if err := conn.TryCounters(); err != nil {
 		rules.Uncounted = true
-		log.Warn("the kernel cannot count packets for thousands of elements; the rules have no counters, so nftproxy top and the metrics of refusals stay empty", "err", err)
+		log.Warn("the kernel cannot count packets for thousands of elements; the rules have no counters, so nftproxy top "+
+			"and the metrics of refusals stay empty", "err", err)
 	}
 	if err := conn.TryLabels(); err != nil {
 		rules.Unlabelled = true
-		log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does", "err", err)
+		log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit "+
+			"has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does",
+			"err", err)
 	}
 	return rules
 }
@@ -33,8 +36,9 @@ func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Co
 // undecidedFor is how long the answer of a kernel that has not told is taken for one.
 const undecidedFor = 10 * time.Second
 
-// remembered is a trial that is asked for by each Service that wants the feature. The kernel's answer counts from then on. One that
-// has no memory at the moment is asked again, but not by each of thousands of Services at once. It is not safe for concurrent use.
+// remembered is a trial that is asked for by each Service that wants the feature. The kernel's answer counts from then
+// on. One that has no memory at the moment is asked again, but not by each of thousands of Services at once. It is not
+// safe for concurrent use.
 func remembered(try func() error, now func() time.Time) func() error {
 	var err error
 	var again time.Time
@@ -50,7 +54,8 @@ func remembered(try func() error, now func() time.Time) func() error {
 
 // countConnections returns an observer of syncs. With --nftproxy-counters=metrics it registers the
 // metrics of new connections, which are read when Prometheus asks.
-func countConnections(c Config, rules ruleset.Config, conn *kernel.Conn, registry prometheus.Registerer) func(proxy.Sync) {
+func countConnections(c Config, rules ruleset.Config, conn *kernel.Conn,
+	registry prometheus.Registerer) func(proxy.Sync) {
 	if !c.ConnectionMetrics || rules.Uncounted {
 		return func(proxy.Sync) {}
 	}

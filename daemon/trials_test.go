@@ -9,7 +9,8 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// TestRemembered: the kernel is asked until it has told, and then no more. If it has not told, it is asked again after a while.
+// TestRemembered: the kernel is asked until it has told, and then no more. If it has not told, it is asked again after
+// a while.
 func TestRemembered(t *testing.T) {
 	undecided := fmt.Errorf("try: %w: no memory", kernel.ErrUndecided)
 	for _, told := range []error{nil, errors.New("no such file")} {

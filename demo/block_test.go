@@ -182,7 +182,8 @@ func TestProgress(t *testing.T) {
 		{screen{}, cutShort(), "\n 2/11  Title ...\n     interrupted, ", ""},
 		{screen{live: true}, succeeded(), "\n" + clear + "  -  Title  0.0 s", clear + "  +  Title" + strings.Repeat(" ", 66)},
 		{screen{live: true}, failed(), "\n" + clear + "  -  Title  0.0 s", clear + "  x  Title" + strings.Repeat(" ", 66)},
-		{screen{live: true, style: style{unicode: true}}, succeeded(), "\n" + clear + "  ⠋  Title  0.0 s", clear + "  ✓  Title" + strings.Repeat(" ", 66)},
+		{screen{live: true, style: style{unicode: true}}, succeeded(), "\n" + clear + "  ⠋  Title  0.0 s",
+			clear + "  ✓  Title" + strings.Repeat(" ", 66)},
 	} {
 		var out strings.Builder
 		test.screen.out = &out

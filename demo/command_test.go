@@ -380,7 +380,8 @@ func TestWrongManifests(t *testing.T) {
 		want       string
 	}{
 		{
-			"endpoints on a closed port", "web-endpoints.yaml", []string{"protocol: TCP, port: ${POD_PORT}", "protocol: TCP, port: 1"},
+			"endpoints on a closed port", "web-endpoints.yaml", []string{"protocol: TCP, port: ${POD_PORT}",
+				"protocol: TCP, port: 1"},
 			"Connections spread over the endpoints: 300 connections from client to 172.30.0.10:80/tcp: " +
 				"expected all to be answered, but got one that was not: refused",
 		},
@@ -392,13 +393,17 @@ func TestWrongManifests(t *testing.T) {
 			"Connections spread over the endpoints",
 		},
 		{
-			"endpoints where there should be none", "empty.yaml", []string{"# No EndpointSlice belongs to it: it has no endpoints.", endpointOfEmpty},
-			"A service without endpoints refuses at once: TCP over IPv4 from client to 172.30.0.20:80 (no endpoints): expected refused, but got timed out",
+			"endpoints where there should be none", "empty.yaml",
+			[]string{"# No EndpointSlice belongs to it: it has no endpoints.", endpointOfEmpty},
+			"A service without endpoints refuses at once: TCP over IPv4 from client to 172.30.0.20:80 (no endpoints): " +
+				"expected refused, but got timed out",
 		},
 		{
 			"another node port", "web.yaml",
-			[]string{"protocol: TCP, port: ${PORT}, targetPort: ${POD_PORT}, nodePort: ${NODE_PORT}", "protocol: TCP, port: ${PORT}, targetPort: ${POD_PORT}, nodePort: 30081"},
-			"A NodePort, from outside the cluster: TCP over IPv4 from outside to NodePort 192.168.100.1:30080: expected answered, but got refused",
+			[]string{"protocol: TCP, port: ${PORT}, targetPort: ${POD_PORT}, nodePort: ${NODE_PORT}",
+				"protocol: TCP, port: ${PORT}, targetPort: ${POD_PORT}, nodePort: 30081"},
+			"A NodePort, from outside the cluster: TCP over IPv4 from outside to NodePort 192.168.100.1:30080: expected " +
+				"answered, but got refused",
 		},
 		{
 			"a canary without weights", "canary-endpoints.yaml", []string{"nftproxy.io/weight:", "example.org/weight:"},
@@ -406,7 +411,8 @@ func TestWrongManifests(t *testing.T) {
 		},
 		{
 			// 909 to 101 is 9 to 1, too, but then 9 to 101 is no drain.
-			"a drain that leaves a weight", "canary-endpoints.yaml", []string{"${WEIGHT_V1}", "${WEIGHT_V1}9", "${WEIGHT_V2}", "${WEIGHT_V2}1"},
+			"a drain that leaves a weight", "canary-endpoints.yaml", []string{"${WEIGHT_V1}", "${WEIGHT_V1}9", "${WEIGHT_V2}",
+				"${WEIGHT_V2}1"},
 			"A drain: weight 0: connections of 500 that v2 got by weights of 0 and 10: expected 500",
 		},
 		{

@@ -69,7 +69,8 @@ func command() int {
 		*proxy = filepath.Join(filepath.Dir(self), "nftproxy")
 	}
 	// The demo removes everything it made also when its terminal or pipe closes.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP,
+		syscall.SIGPIPE)
 	defer stop()
 	switch err := Run(ctx, Config{Out: os.Stdout, Executable: *proxy, FullTable: *full}); {
 	case errors.Is(err, ErrInterrupted):

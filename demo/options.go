@@ -170,7 +170,8 @@ func showHash(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := expectEqual(&w.checks, "clients whose second connection went elsewhere", 0, differ(before, again)); err != nil {
+	if err := expectEqual(&w.checks, "clients whose second connection went elsewhere", 0,
+		differ(before, again)); err != nil {
 		return nil, err
 	}
 	tell("without %s", name)
@@ -193,13 +194,16 @@ func showHash(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := expectEqual(&w.checks, "clients that went elsewhere than at first when "+name+" was back", 0, differ(before, back)); err != nil {
+	if err := expectEqual(&w.checks, "clients that went elsewhere than at first when "+name+" was back", 0,
+		differ(before, back)); err != nil {
 		return nil, err
 	}
 	return []block{
 		chart{beside: 2, groups: []group{c.group("clients of each endpoint", before), c.group(name+" is lost", after)}},
-		textf("%d clients connected twice to default/cart (nftproxy.io/balance: client): each reached the same endpoint.", clients),
-		textf("When %s was lost, its %d clients moved, and %d of the other %d. When it was back, all %d were where they had been.",
+		textf("%d clients connected twice to default/cart (nftproxy.io/balance: client): each reached the same endpoint.",
+			clients),
+		textf("When %s was lost, its %d clients moved, and %d of the other %d. When it was back, all %d were where they "+
+			"had been.",
 			name, its, others, clients-its, clients),
 	}, nil
 }
@@ -255,7 +259,8 @@ func (c *cart) moved(lost string, before, after []testnet.Answer) (its, others i
 	}
 	// A new draw would move two thirds of them.
 	most := (len(before) - its) / 5
-	err = c.w.expect(others <= most, "clients of other endpoints that moved", fmt.Sprintf("at most %d", most), fmt.Sprint(others))
+	err = c.w.expect(others <= most, "clients of other endpoints that moved", fmt.Sprintf("at most %d", most),
+		fmt.Sprint(others))
 	return its, others, err
 }
 

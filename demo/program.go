@@ -97,7 +97,8 @@ func (w *world) readTexts(want *nft.Program) (texts [2]string, err error) {
 		return texts, fmt.Errorf("read tables: %w", err)
 	}
 	missing, _ := nft.Adopt(have, want).Plan(want, time.Now())
-	if err := w.expect(missing.Empty(), "tables in the kernel", "what the manifests ask for", "this difference:\n"+missing.String()); err != nil {
+	if err := w.expect(missing.Empty(), "tables in the kernel", "what the manifests ask for", "this difference:\n"+
+		missing.String()); err != nil {
 		return texts, err
 	}
 	for i, f := range nft.Families() {
@@ -107,7 +108,8 @@ func (w *world) readTexts(want *nft.Program) (texts [2]string, err error) {
 		one.Put(contents)
 		t := one.String()
 		unknown := strings.Contains(t, nft.Unknown{}.Text(f))
-		if err := w.expect(!unknown, fmt.Sprintf("rules of table %s in the kernel", table.ID()), "known ones", "one that nftproxy does not make"); err != nil {
+		if err := w.expect(!unknown, fmt.Sprintf("rules of table %s in the kernel", table.ID()), "known ones",
+			"one that nftproxy does not make"); err != nil {
 			return texts, err
 		}
 		for name := range contents.Chains {

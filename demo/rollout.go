@@ -98,7 +98,8 @@ func (r *rollout) openAnother(ctx context.Context, to netip.AddrPort) error {
 			return fmt.Errorf("close a connection to %v: %w", to, err)
 		}
 	}
-	return &mismatch{fmt.Sprintf("%d connections to %v", tries, to), "one that goes to another pod than " + r.open[0].server, "none"}
+	return &mismatch{fmt.Sprintf("%d connections to %v", tries, to), "one that goes to another pod than " +
+		r.open[0].server, "none"}
 }
 
 // replace acts as a Deployment does for one pod. It adds a new pod and marks the old one
@@ -182,14 +183,16 @@ func (r *rollout) conclude(ctx context.Context, old []*backend) ([]block, error)
 		textf("%s gave way to %s, one after the other", strings.Join(names(old), " "), strings.Join(names(w.ready), " ")),
 		textf("%d new connections over IPv4 and IPv6 meanwhile, %.0f a second: %d failed; the slowest took %s",
 			total.connections, float64(total.connections)/total.took.Seconds(), len(total.failures), ms(total.slowest)),
-		textf("%d connections opened before (to %s) lived through all of it: %d echoes", len(servers), strings.Join(servers, " and "), echoes),
+		textf("%d connections opened before (to %s) lived through all of it: %d echoes", len(servers),
+			strings.Join(servers, " and "), echoes),
 	}, nil
 }
 
 // forgetTerminating removes the pods that have gone from the manifest. This need not
 // change the program in the kernel.
 func (w *world) forgetTerminating(ctx context.Context) error {
-	if err := writeManifest(w.config.manifests, w.dir, endpointsFile, state{nodeAddrs: w.net.NodeAddrs, endpoints: endpointsOf(w.ready)}); err != nil {
+	if err := writeManifest(w.config.manifests, w.dir, endpointsFile, state{nodeAddrs: w.net.NodeAddrs,
+		endpoints: endpointsOf(w.ready)}); err != nil {
 		return err
 	}
 	want, err := w.wanted(ctx)
@@ -227,12 +230,14 @@ func restartProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error)
 		return nil, err
 	}
 	w.updates = append(w.updates, update{"restart", report, start})
-	if err := expectEqual(&w.checks, "objects that the restarted nftproxy wrote, with nothing changed", 0, report.Written); err != nil {
+	if err := expectEqual(&w.checks, "objects that the restarted nftproxy wrote, with nothing changed", 0,
+		report.Written); err != nil {
 		return nil, err
 	}
 	return []block{
 		textf("stopped: the rules stay, %d of %d new connections were answered", asked, asked),
-		textf("started again: read the tables back in %s and wrote %d objects", ms(time.Duration(report.Read)), report.Written),
+		textf("started again: read the tables back in %s and wrote %d objects", ms(time.Duration(report.Read)),
+			report.Written),
 	}, nil
 }
 
@@ -241,7 +246,8 @@ func showUpdates(_ context.Context, w *world, _ tellFunc) ([]block, error) {
 	number := func(d child.Duration) string { return strings.TrimSuffix(ms(time.Duration(d)), " ms") }
 	for _, u := range w.updates {
 		t.rows = append(t.rows, []string{
-			u.what, fmt.Sprint(u.Written), number(u.Compile), number(u.Read), number(u.Plan), number(u.Apply), number(child.Duration(u.total())),
+			u.what, fmt.Sprint(u.Written), number(u.Compile), number(u.Read), number(u.Plan), number(u.Apply),
+			number(child.Duration(u.total())),
 		})
 		if err := w.expect(u.total() >= u.parts(), "time of "+u.what, "at least its parts", ms(u.total())); err != nil {
 			return nil, err
@@ -249,6 +255,7 @@ func showUpdates(_ context.Context, w *world, _ tellFunc) ([]block, error) {
 	}
 	return []block{
 		t,
-		text("objects: what the batch touched, mostly map elements. In all: from the manifest's rename, or the start of the process, until its log says that the kernel has it."),
+		text("objects: what the batch touched, mostly map elements. In all: from the manifest's rename, or the start of " +
+			"the process, until its log says that the kernel has it."),
 	}, nil
 }

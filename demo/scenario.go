@@ -60,7 +60,8 @@ func makeNetwork(_ context.Context, w *world, tell tellFunc) ([]block, error) {
 	if w.dir, err = os.MkdirTemp("", "nftproxy-demo-"); err != nil {
 		return nil, fmt.Errorf("make a directory for manifests: %w", err)
 	}
-	if err := writeManifests(w.config.manifests, w.dir, state{nodeAddrs: w.net.NodeAddrs, endpoints: endpointsOf(w.ready)}); err != nil {
+	if err := writeManifests(w.config.manifests, w.dir, state{nodeAddrs: w.net.NodeAddrs,
+		endpoints: endpointsOf(w.ready)}); err != nil {
 		return nil, err
 	}
 	return []block{text(privilege()), table{
@@ -292,16 +293,19 @@ func showHairpin(ctx context.Context, w *world, tell tellFunc) ([]block, error) 
 		if err != nil {
 			return nil, err
 		}
-		if err := expectEqual(&w.checks, what+": client address that it saw", y.pick(w.net.NodeAddrs), a.Peer.Addr()); err != nil {
+		if err := expectEqual(&w.checks, what+": client address that it saw", y.pick(w.net.NodeAddrs),
+			a.Peer.Addr()); err != nil {
 			return nil, err
 		}
-		t.rows = append(t.rows, []string{fmt.Sprintf("%v/%s", to, y.proto), a.Peer.Addr().String() + ", the node", a.Local.Addr().String()})
+		t.rows = append(t.rows, []string{fmt.Sprintf("%v/%s", to, y.proto), a.Peer.Addr().String() + ", the node",
+			a.Local.Addr().String()})
 	}
 	return []block{textf("%s connected to default/web until it was its own server:", self.name()), t}, nil
 }
 
 // askUntil connects until the given server answers.
-func (w *world) askUntil(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, server, what string) (testnet.Answer, error) {
+func (w *world) askUntil(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, server,
+	what string) (testnet.Answer, error) {
 	const tries = 200 // with 3 endpoints, one run in 10^35 never hits a given one
 	for range tries {
 		a, err := from.Ask(ctx, proto, to, patience)
@@ -331,13 +335,16 @@ func showNodePort(ctx context.Context, w *world, tell tellFunc) ([]block, error)
 		if err := expectEqual(&w.checks, what, testnet.Answered, a.Outcome); err != nil {
 			return nil, err
 		}
-		if err := w.expect(slices.Contains(names(w.ready), a.ID), what, "an answer of "+strings.Join(names(w.ready), ", "), "one of "+a.ID); err != nil {
+		if err := w.expect(slices.Contains(names(w.ready), a.ID), what, "an answer of "+strings.Join(names(w.ready), ", "),
+			"one of "+a.ID); err != nil {
 			return nil, err
 		}
-		if err := expectEqual(&w.checks, what+": client address that the pod saw (masqueraded)", y.pick(w.net.NodeAddrs), a.Peer.Addr()); err != nil {
+		if err := expectEqual(&w.checks, what+": client address that the pod saw (masqueraded)", y.pick(w.net.NodeAddrs),
+			a.Peer.Addr()); err != nil {
 			return nil, err
 		}
-		t.rows = append(t.rows, []string{a.Local.Addr().String(), fmt.Sprintf("%v/%s", to, y.proto), a.ID, a.Peer.Addr().String() + ", the node"})
+		t.rows = append(t.rows, []string{a.Local.Addr().String(), fmt.Sprintf("%v/%s", to, y.proto), a.ID,
+			a.Peer.Addr().String() + ", the node"})
 	}
 	return []block{t}, nil
 }

@@ -19,13 +19,15 @@ const askers = 4
 
 // askMany connects n times, each time from a new socket, and expects answers. It stops at
 // the first connection without one.
-func askMany(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, n int) ([]testnet.Answer, error) {
+func askMany(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort,
+	n int) ([]testnet.Answer, error) {
 	return askFrom(ctx, from, make([]netip.AddrPort, n), proto, to)
 }
 
 // askFrom is askMany, once from each of the sources, as testnet.AskFrom has them. The
 // answers are in the order of the sources.
-func askFrom(ctx context.Context, from *testnet.Namespace, sources []netip.AddrPort, proto string, to netip.AddrPort) ([]testnet.Answer, error) {
+func askFrom(ctx context.Context, from *testnet.Namespace, sources []netip.AddrPort, proto string,
+	to netip.AddrPort) ([]testnet.Answer, error) {
 	answers := make([]testnet.Answer, len(sources))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(askers)

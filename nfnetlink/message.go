@@ -31,7 +31,8 @@ func Messages(b []byte) func(yield func(Message) bool) {
 	}
 }
 
-// nextMessage splits the first message of a datagram from the rest. ok is false where there is none, or only a part of it.
+// nextMessage splits the first message of a datagram from the rest. ok is false where there is none, or only a part of
+// it.
 func nextMessage(b []byte) (m Message, rest []byte, ok bool) {
 	if len(b) < HeaderLen {
 		return m, nil, false

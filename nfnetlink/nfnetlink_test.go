@@ -16,7 +16,8 @@ import (
 func TestEncoder(t *testing.T) {
 	var e nfnetlink.Encoder
 	at := e.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, 7, unix.NFPROTO_IPV6)
-	e.Text(1, "text").Uint8(2, 0xab).Uint16(3, 0xabcd).Uint32(4, 0xabcdef01).Uint64(5, 1<<40).Raw(6, "raw").Bytes(7, netip.MustParseAddr("fd00::1").AsSlice())
+	e.Text(1, "text").Uint8(2, 0xab).Uint16(3, 0xabcd).Uint32(4, 0xabcdef01).Uint64(5, 1<<40).Raw(6, "raw").Bytes(7,
+		netip.MustParseAddr("fd00::1").AsSlice())
 	nest := e.BeginNest(8)
 	e.Uint16(9, 9).EndNest(nest)
 	e.EndMessage(at)
@@ -59,14 +60,15 @@ func TestEncoder(t *testing.T) {
 		t.Error(err, theirs.Err())
 	}
 	for m := range nfnetlink.Messages(e.B) {
-		if m.Kind != uint16(whole.Header.Type) || m.Seq != 7 || m.Body[0] != unix.NFPROTO_IPV6 || m.Attributes().Text(1) != "text" || m.Attributes().Uint32(4) != 0xabcdef01 || m.Attributes().Uint64(5) != 1<<40 {
+		if m.Kind != uint16(whole.Header.Type) || m.Seq != 7 || m.Body[0] != unix.NFPROTO_IPV6 ||
+			m.Attributes().Text(1) != "text" || m.Attributes().Uint32(4) != 0xabcdef01 || m.Attributes().Uint64(5) != 1<<40 {
 			t.Errorf("message %+v", m)
 		}
 	}
 }
 
-// FuzzAttributes: Strict finds the attributes that mdlayher/netlink finds, and an error wherever that has one. All has the same up
-// to the first malformed one.
+// FuzzAttributes: Strict finds the attributes that mdlayher/netlink finds, and an error wherever that has one. All has
+// the same up to the first malformed one.
 func FuzzAttributes(f *testing.F) {
 	var e nfnetlink.Encoder
 	f.Add(e.Text(1, "x").Uint16(2, 3).Uint64(4, 5).B)
@@ -77,7 +79,8 @@ func FuzzAttributes(f *testing.F) {
 		var err error
 		n := 0
 		for kind, v := range nfnetlink.Attributes(b).Strict(&err) {
-			if n < len(want) && (kind != want[n].Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) || string(v) != string(want[n].Data)) {
+			if n < len(want) && (kind != want[n].Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) ||
+				string(v) != string(want[n].Data)) {
 				t.Errorf("attribute %d is %d %x, want %+v", n, kind, v, want[n])
 			}
 			n++

@@ -61,9 +61,12 @@ func (r *Requester) Receive(kind, flags uint16, family uint8, attributes []byte,
 }
 
 // endDump ends a dump that the kernel has begun on this socket and could not go on with, for want of memory. Until
-// its end the kernel begins no other one (EBUSY). It goes on with it when any datagram is read, so endDump asks for one.
+// its end the kernel begins no other one (EBUSY). It goes on with it when any datagram is read, so endDump asks for
+// one.
 func (r *Requester) endDump() error {
-	if err := r.receive(unix.NLMSG_NOOP, unix.NLM_F_ACK, unix.AF_UNSPEC, nil, func(Message) error { return nil }); err != nil {
+	if err := r.receive(unix.NLMSG_NOOP, unix.NLM_F_ACK, unix.AF_UNSPEC, nil, func(Message) error {
+		return nil
+	}); err != nil {
 		return fmt.Errorf("end an earlier dump: %w", err)
 	}
 	r.Socket.Drain()

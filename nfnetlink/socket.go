@@ -199,8 +199,8 @@ func (s *Socket) readSendBuffer() error {
 	return nil
 }
 
-// SetReadBuffer makes room for so many bytes of answers. Beyond net.core.rmem_max that needs CAP_NET_ADMIN over the first user
-// namespace.
+// SetReadBuffer makes room for so many bytes of answers. Beyond net.core.rmem_max that needs CAP_NET_ADMIN over the
+// first user namespace.
 func (s *Socket) SetReadBuffer(size int) error {
 	return s.grow(unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, size)
 }

@@ -97,7 +97,8 @@ func without(elements map[Value]Element, set string, parts treap.Map[string, *Pa
 
 // matchParts gives each wanted part the elements with its keys, and counts those by set. Each
 // key of a set is in one part only.
-func matchParts(all map[string]map[Value]Element, want treap.Map[string, *Part]) ([]treap.Edit[string, *Part], map[string]int) {
+func matchParts(all map[string]map[Value]Element, want treap.Map[string, *Part]) ([]treap.Edit[string, *Part],
+	map[string]int) {
 	parts := make([]treap.Edit[string, *Part], 0, want.Len())
 	for name, part := range want.All() {
 		parts = append(parts, treap.Edit[string, *Part]{Key: name, Value: part})

@@ -138,16 +138,20 @@ func tamperWith(rng *rand.Rand, c *nft.Contents) {
 			{nft.Verdict{Code: nft.Jump, Chain: "foreign"}}, {nft.Verdict{Code: nft.Jump, Chain: "dispatch"}},
 		}}
 	case 4: // a foreign base chain
-		c.Chains["filter"] = &nft.Chain{Name: "filter", Hook: &nft.Hook{Name: nft.Output, Priority: 7}, Rules: []nft.Rule{{nft.Verdict{Code: nft.Drop}}}}
+		c.Chains["filter"] = &nft.Chain{Name: "filter", Hook: &nft.Hook{Name: nft.Output, Priority: 7},
+			Rules: []nft.Rule{{nft.Verdict{Code: nft.Drop}}}}
 	case 5: // a rule that the reader does not recognise
 		d := c.Chains["dispatch"]
 		c.Chains["dispatch"] = &nft.Chain{Name: d.Name, Hook: d.Hook, Rules: append([]nft.Rule{{nft.Unknown{}}}, d.Rules...)}
 	case 6: // another hook
-		c.Chains["prerouting"] = &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: 3}, Rules: c.Chains["prerouting"].Rules}
+		c.Chains["prerouting"] = &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: 3},
+			Rules: c.Chains["prerouting"].Rules}
 	case 7: // a set declared otherwise, as a reader reports it
-		c.Sets[set.Set.Name] = &nft.SetContents{Set: &nft.Set{Name: set.Set.Name, Verdicts: set.Set.Verdicts, Data: set.Set.Data, Dynamic: set.Set.Dynamic}, Elements: map[nft.Value]nft.Element{}}
+		c.Sets[set.Set.Name] = &nft.SetContents{Set: &nft.Set{Name: set.Set.Name, Verdicts: set.Set.Verdicts,
+			Data: set.Set.Data, Dynamic: set.Set.Dynamic}, Elements: map[nft.Value]nft.Element{}}
 	case 8: // a foreign set
-		c.Sets["foreign"] = &nft.SetContents{Set: &nft.Set{Name: "foreign", Key: nft.Fields{nft.Daddr}}, Elements: map[nft.Value]nft.Element{}}
+		c.Sets["foreign"] = &nft.SetContents{Set: &nft.Set{Name: "foreign", Key: nft.Fields{nft.Daddr}},
+			Elements: map[nft.Value]nft.Element{}}
 	}
 }
 
@@ -177,5 +181,6 @@ func overlapping(c *nft.Contents, e nft.Element) bool {
 	m := nft.NewModel()
 	m.Put(c)
 	elements := []nft.OwnedElement{{Element: e}}
-	return m.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: c.Table, Set: c.Sets[ranges].Set, Elements: elements}}}) != nil
+	return m.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: c.Table, Set: c.Sets[ranges].Set,
+		Elements: elements}}}) != nil
 }

@@ -63,7 +63,9 @@ func (s *SetContents) find(f Family, key Value) (Element, bool) {
 		return e, found
 	}
 	for _, e := range s.Elements {
-		if s.Set.Key.eachField(f, func(at, end int) bool { return e.Key[at:end] <= key[at:end] && key[at:end] <= e.KeyEnd[at:end] }) {
+		if s.Set.Key.eachField(f, func(at, end int) bool {
+			return e.Key[at:end] <= key[at:end] && key[at:end] <= e.KeyEnd[at:end]
+		}) {
 			return e, true
 		}
 	}
@@ -77,7 +79,9 @@ func (s *SetContents) overlaps(f Family, e Element) bool {
 		return false
 	}
 	for _, o := range s.Elements {
-		if s.Set.Key.eachField(f, func(at, end int) bool { return o.Key[at:end] <= e.KeyEnd[at:end] && e.Key[at:end] <= o.KeyEnd[at:end] }) {
+		if s.Set.Key.eachField(f, func(at, end int) bool {
+			return o.Key[at:end] <= e.KeyEnd[at:end] && e.Key[at:end] <= o.KeyEnd[at:end]
+		}) {
 			return true
 		}
 	}

@@ -36,7 +36,8 @@ func affinityOf(f nft.Family, endpoints ...int) *nft.Table {
 		{Name: "sources", Key: nft.Fields{nft.Dport, nft.Saddr}, Verdicts: true, Interval: true},
 	}...)}
 	for _, c := range []*nft.Chain{
-		{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: nft.Fields{nft.Dport, nft.Saddr}, Map: "sources"}}}},
+		{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100},
+			Rules: []nft.Rule{{nft.VMap{Key: nft.Fields{nft.Dport, nft.Saddr}, Map: "sources"}}}},
 		{Name: "input", Hook: &nft.Hook{Name: nft.Input, Priority: 99}, Rules: []nft.Rule{
 			{nft.MatchDNATed{}, nft.VMap{Key: origServiceKey, Map: "affinity-services"}},
 		}},
@@ -130,7 +131,8 @@ func TestTraceLearns(t *testing.T) {
 				want := nft.Result{Fate: nft.DNATed, Masqueraded: step.to != 200, Learned: step.want}
 				a, _ := netip.AddrFromSlice([]byte(address(f, step.to)))
 				want.To = netip.AddrPortFrom(a, 8080)
-				if diff := cmp.Diff(want, r, cmpopts.EquateComparable(netip.AddrPort{}, netip.Addr{}), cmpopts.IgnoreFields(nft.Result{}, "Path")); diff != "" {
+				if diff := cmp.Diff(want, r, cmpopts.EquateComparable(netip.AddrPort{}, netip.Addr{}),
+					cmpopts.IgnoreFields(nft.Result{}, "Path")); diff != "" {
 					t.Errorf("client %d (-want +got):\n%s", step.client, diff)
 				}
 				m.Learn(r)
@@ -175,11 +177,14 @@ func TestUpdateTwice(t *testing.T) {
 	for _, c := range []struct {
 		size, want int
 	}{{1, 1}, {2, 2}, {3, 2}} {
-		table := &nft.Table{Family: nft.IPv4, Name: "random", Sets: nft.SetsByName(&nft.Set{Name: "m", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Dynamic: true, Size: uint32(c.size)})}
+		table := &nft.Table{Family: nft.IPv4, Name: "random",
+			Sets: nft.SetsByName(&nft.Set{Name: "m", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Dynamic: true,
+				Size: uint32(c.size)})}
 		update := func(key nft.Field) nft.Rule {
 			return nft.Rule{nft.Update{Map: "m", Key: nft.Fields{key}, Data: nft.Fields{nft.Daddr}, Timeout: time.Second}}
 		}
-		chain := &nft.Chain{Name: "postrouting", Hook: &nft.Hook{Name: nft.Postrouting}, Rules: []nft.Rule{update(nft.Saddr), update(nft.Daddr), update(nft.OrigSaddr)}}
+		chain := &nft.Chain{Name: "postrouting", Hook: &nft.Hook{Name: nft.Postrouting}, Rules: []nft.Rule{update(nft.Saddr),
+			update(nft.Daddr), update(nft.OrigSaddr)}}
 		table.Chains = table.Chains.Set(chain.Name, chain)
 		m := (&nft.Program{IPv4: table, IPv6: &nft.Table{Family: nft.IPv6, Name: "random"}}).Model()
 		r := trace(m, nft.IPv4, 1, 0)
@@ -222,34 +227,45 @@ func TestModelRefusesSets(t *testing.T) {
 			return rule(u)
 		}
 		sized := nft.AddSet{Table: id, Set: &nft.Set{Name: "sized", Key: nft.Fields{nft.Daddr}, Size: 2}}
-		three := add("sized", nft.Element{Key: address(f, 1)}, nft.Element{Key: address(f, 2)}, nft.Element{Key: address(f, 3)})
-		one := add("affinity", nft.Element{Key: address(f, 1) + address(f, 2) + nft.Value(nft.AppendPort(nft.AppendProto(nil, 6), 80)), Data: endpoint(f, 50)})
+		three := add("sized", nft.Element{Key: address(f, 1)}, nft.Element{Key: address(f, 2)},
+			nft.Element{Key: address(f, 3)})
+		one := add("affinity", nft.Element{Key: address(f, 1) + address(f, 2) +
+			nft.Value(nft.AppendPort(nft.AppendProto(nil, 6), 80)), Data: endpoint(f, 50)})
 		for name, c := range map[string]struct {
 			ops  []nft.Op
 			want error // nil: any error
 		}{
-			"interval in the middle of one":      {[]nft.Op{interval(80, 80, 3, 4)}, nft.ErrExists},
-			"interval around one":                {[]nft.Op{interval(1, 100, 0, 255)}, nft.ErrExists},
-			"interval over one's end":            {[]nft.Op{interval(81, 90, 9, 10)}, nft.ErrExists},
-			"interval over one's start":          {[]nft.Op{interval(70, 80, 25, 25)}, nft.ErrExists},
-			"interval shorter than the same":     {[]nft.Op{interval(80, 80, 0, 9)}, nft.ErrExists},
-			"interval without end":               {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), Verdict: drop})}, nil},
-			"interval with half an end":          {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), KeyEnd: source(90, 1)[:4], Verdict: drop})}, nil},
-			"an end without intervals":           {[]nft.Op{add("affinity-endpoints", nft.Element{Key: address(f, 1), KeyEnd: address(f, 1)})}, nil},
-			"delete a shorter interval":          {[]nft.Op{nft.DeleteElements{Table: id, Set: sources, Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 0), KeyEnd: source(81, 8)}}}}}, nft.ErrNotFound},
-			"more than fit":                      {[]nft.Op{sized, three}, nft.ErrFull},
-			"element of a dynamic map":           {[]nft.Op{one}, nil},
-			"intervals of a protocol":            {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.L4Proto}, Interval: true})}, nil},
-			"intervals of one field with a size": {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.Daddr}, Interval: true, Size: 9})}, nil},
-			"dynamic intervals":                  {[]nft.Op{set(nft.Set{Key: clientKey, Data: target, Interval: true, Dynamic: true, Size: 1})}, nil},
-			"update without data of a map":       {[]nft.Op{of(func(u *nft.Update) { u.Data = nil })}, nft.ErrNotFound},
-			"update with data of a set":          {[]nft.Op{set(nft.Set{Key: origClientKey, Dynamic: true}), of(func(u *nft.Update) { u.Map = "new" })}, nft.ErrNotFound},
-			"dynamic map of verdicts":            {[]nft.Op{set(nft.Set{Key: clientKey, Verdicts: true, Dynamic: true, Size: 1})}, nil},
-			"update of a map that is not there":  {[]nft.Op{of(func(u *nft.Update) { u.Map = "nowhere" })}, nft.ErrNotFound},
-			"update of a set":                    {[]nft.Op{of(func(u *nft.Update) { u.Map = "affinity-endpoints" })}, nft.ErrNotFound},
-			"update of what is not dynamic":      {[]nft.Op{of(func(u *nft.Update) { u.Map = "endpoints" })}, nil},
-			"update without time-out":            {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 0 })}, nil},
-			"update for a split second":          {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 1500 * time.Millisecond })}, nil},
+			"interval in the middle of one":  {[]nft.Op{interval(80, 80, 3, 4)}, nft.ErrExists},
+			"interval around one":            {[]nft.Op{interval(1, 100, 0, 255)}, nft.ErrExists},
+			"interval over one's end":        {[]nft.Op{interval(81, 90, 9, 10)}, nft.ErrExists},
+			"interval over one's start":      {[]nft.Op{interval(70, 80, 25, 25)}, nft.ErrExists},
+			"interval shorter than the same": {[]nft.Op{interval(80, 80, 0, 9)}, nft.ErrExists},
+			"interval without end": {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), Verdict: drop})},
+				nil},
+			"interval with half an end": {[]nft.Op{add("sources", nft.Element{Key: source(90, 1),
+				KeyEnd: source(90, 1)[:4], Verdict: drop})}, nil},
+			"an end without intervals": {[]nft.Op{add("affinity-endpoints", nft.Element{Key: address(f, 1),
+				KeyEnd: address(f, 1)})}, nil},
+			"delete a shorter interval": {[]nft.Op{nft.DeleteElements{Table: id, Set: sources,
+				Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 0), KeyEnd: source(81, 8)}}}}}, nft.ErrNotFound},
+			"more than fit":            {[]nft.Op{sized, three}, nft.ErrFull},
+			"element of a dynamic map": {[]nft.Op{one}, nil},
+			"intervals of a protocol":  {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.L4Proto}, Interval: true})}, nil},
+			"intervals of one field with a size": {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.Daddr}, Interval: true, Size: 9})},
+				nil},
+			"dynamic intervals": {[]nft.Op{set(nft.Set{Key: clientKey, Data: target, Interval: true,
+				Dynamic: true, Size: 1})}, nil},
+			"update without data of a map": {[]nft.Op{of(func(u *nft.Update) { u.Data = nil })}, nft.ErrNotFound},
+			"update with data of a set": {[]nft.Op{set(nft.Set{Key: origClientKey, Dynamic: true}),
+				of(func(u *nft.Update) { u.Map = "new" })}, nft.ErrNotFound},
+			"dynamic map of verdicts": {[]nft.Op{set(nft.Set{Key: clientKey, Verdicts: true, Dynamic: true, Size: 1})},
+				nil},
+			"update of a map that is not there": {[]nft.Op{of(func(u *nft.Update) { u.Map = "nowhere" })}, nft.ErrNotFound},
+			"update of a set": {[]nft.Op{of(func(u *nft.Update) { u.Map = "affinity-endpoints" })},
+				nft.ErrNotFound},
+			"update of what is not dynamic": {[]nft.Op{of(func(u *nft.Update) { u.Map = "endpoints" })}, nil},
+			"update without time-out":       {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 0 })}, nil},
+			"update for a split second":     {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 1500 * time.Millisecond })}, nil},
 			"update of more than the registers hold": {[]nft.Op{of(func(u *nft.Update) {
 				u.Key = slices.Concat(u.Key, u.Key, u.Key, u.Key)
 			})}, nil},
@@ -266,11 +282,15 @@ func TestModelRefusesSets(t *testing.T) {
 			})
 		}
 		for name, ops := range map[string][]nft.Op{
-			"intervals side by side":  {interval(80, 80, 10, 19), interval(82, 90, 0, 9), interval(81, 81, 20, 29)},
-			"an interval again":       {add("sources", nft.Element{Key: source(80, 20), KeyEnd: source(80, 29), Verdict: nft.Verdict{Code: nft.Goto, Chain: "service"}})},
-			"an interval for another": {nft.DeleteElements{Table: id, Set: sources, Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 20), KeyEnd: source(80, 29)}}}}, interval(80, 80, 25, 35)},
-			"as many as fit":          {sized, nft.AddElements{Table: id, Set: &nft.Set{Name: "sized"}, Elements: three.(nft.AddElements).Elements[:2]}},
-			"an update":               {rule(update)},
+			"intervals side by side": {interval(80, 80, 10, 19), interval(82, 90, 0, 9), interval(81, 81, 20, 29)},
+			"an interval again": {add("sources", nft.Element{Key: source(80, 20), KeyEnd: source(80, 29),
+				Verdict: nft.Verdict{Code: nft.Goto, Chain: "service"}})},
+			"an interval for another": {nft.DeleteElements{Table: id, Set: sources,
+				Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 20), KeyEnd: source(80, 29)}}}}, interval(80, 80,
+				25, 35)},
+			"as many as fit": {sized, nft.AddElements{Table: id, Set: &nft.Set{Name: "sized"},
+				Elements: three.(nft.AddElements).Elements[:2]}},
+			"an update": {rule(update)},
 		} {
 			t.Run(fmt.Sprint(f, " ", name), func(t *testing.T) {
 				if err := affinityModel(50, 51).Apply(nft.Batch{Ops: ops}); err != nil {
@@ -284,7 +304,8 @@ func TestModelRefusesSets(t *testing.T) {
 // TestText: statements, declarations and elements as nft writes them.
 func TestText(t *testing.T) {
 	update := func(timeout time.Duration) string {
-		return nft.Update{Map: "m", Key: nft.Fields{nft.OrigSaddr, nft.L4Proto, nft.OrigDport}, Data: target, Timeout: timeout}.Text(nft.IPv6)
+		return nft.Update{Map: "m", Key: nft.Fields{nft.OrigSaddr, nft.L4Proto, nft.OrigDport}, Data: target,
+			Timeout: timeout}.Text(nft.IPv6)
 	}
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
 	table := affinityOf(nft.IPv4, 50)
@@ -296,19 +317,28 @@ func TestText(t *testing.T) {
 		}}}}.Text()
 	}
 	for got, want := range map[string]string{
-		update(3 * time.Hour):                                                        "update @m { ct original ip6 saddr . meta l4proto . ct original proto-dst timeout 3h : ip6 daddr . th dport }",
-		update(24*time.Hour + time.Minute + 5*time.Second):                           "update @m { ct original ip6 saddr . meta l4proto . ct original proto-dst timeout 1d1m5s : ip6 daddr . th dport }",
-		nft.DNAT{Key: serviceKey, Map: "m"}.Text(nft.IPv4):                           "dnat to ip daddr . meta l4proto . th dport map @m",
-		nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "s"}.Text(nft.IPv4):           "ct original ip daddr @s",
-		nft.AddSet{Table: id, Set: table.Set("affinity")}.Text():                     "add map ip t affinity { typeof ip saddr . ip daddr . meta l4proto . th dport : ip daddr . th dport; size 2; flags dynamic,timeout; }\n",
-		nft.AddSet{Table: id, Set: table.Set("sources")}.Text():                      "add map ip t sources { typeof th dport . ip saddr : verdict; flags interval; }\n",
-		element(80, 80, 1, 1):                                                        "delete element ip t s {\n\t80 . 10.0.0.1,\n}\n",
-		element(80, 90, 16, 31):                                                      "delete element ip t s {\n\t80-90 . 10.0.0.16/28,\n}\n",
-		element(0, 65535, 16, 32):                                                    "delete element ip t s {\n\t0-65535 . 10.0.0.16-10.0.0.32,\n}\n",
-		nft.Fields{nft.Saddr}.FormatRange(nft.IPv6, "", "\x00"):                      "0x",
-		nft.LastAddr(netip.MustParsePrefix("10.1.2.3/0")).String():                   "255.255.255.255",
-		nft.LastAddr(netip.MustParsePrefix("fd00::1/127")).String():                  "fd00::1",
-		nft.LastAddr(netip.MustParsePrefix("fd00::/9")).String():                     "fd7f:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+		update(3 * time.Hour): "update @m { ct original ip6 saddr . " +
+			"meta l4proto . ct original proto-dst timeout 3h : ip6 daddr . th dport }",
+		update(24*time.Hour + time.Minute + 5*time.Second): "update @m { ct original ip6 saddr . meta " +
+			"l4proto . ct original proto-dst timeout 1d1m5s : ip6 daddr . th dport }",
+		nft.DNAT{Key: serviceKey,
+			Map: "m"}.Text(nft.IPv4): "dnat to ip daddr . meta l4proto . th dport map @m",
+		nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "s"}.Text(nft.IPv4): "ct original ip daddr @s",
+		nft.AddSet{Table: id, Set: table.Set("affinity")}.Text(): "add map ip t affinity { typeof ip saddr . ip " +
+			"daddr . meta l4proto . th dport : ip daddr . th dport; size 2; flags dynamic,timeout; }\n",
+		nft.AddSet{Table: id, Set: table.Set("sources")}.Text(): "add map ip t sources { typeof th dport . ip saddr : " +
+			"verdict; flags interval; }\n",
+		element(80, 80, 1,
+			1): "delete element ip t s {\n\t80 . 10.0.0.1,\n}\n",
+		element(80, 90, 16,
+			31): "delete element ip t s {\n\t80-90 . 10.0.0.16/28,\n}\n",
+		element(0, 65535, 16, 32): "delete element ip t s {\n\t0-65535 " +
+			". 10.0.0.16-10.0.0.32,\n}\n",
+		nft.Fields{nft.Saddr}.FormatRange(nft.IPv6, "", "\x00"):     "0x",
+		nft.LastAddr(netip.MustParsePrefix("10.1.2.3/0")).String():  "255.255.255.255",
+		nft.LastAddr(netip.MustParsePrefix("fd00::1/127")).String(): "fd00::1",
+		nft.LastAddr(
+			netip.MustParsePrefix("fd00::/9")).String(): "fd7f:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
 		nft.LastAddr(netip.PrefixFrom(netip.MustParseAddr("10.1.2.3"), 31)).String(): "10.1.2.3",
 	} {
 		if got != want {

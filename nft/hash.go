@@ -9,8 +9,8 @@ import (
 // another node, or after a restart, gets the same index. ("nftp" in ASCII.)
 const HashSeed uint32 = 0x6e667470
 
-// hashIndex is the index below mod that the kernel's expression hash computes (nft_jhash_eval in net/netfilter/nft_hash.c):
-// the hash scaled to the range.
+// hashIndex is the index below mod that the kernel's expression hash computes (nft_jhash_eval in
+// net/netfilter/nft_hash.c): the hash scaled to the range.
 func hashIndex(key []byte, mod uint32) uint32 {
 	return uint32(uint64(jhash(key, HashSeed)) * uint64(mod) >> 32)
 }

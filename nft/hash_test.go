@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestHashIndexSpread: 1,000,000 clients and flows fall on 251 indices as evenly as chance has it, whatever they have in
-// common: addresses in a row, ports in a row, addresses of one end.
+// TestHashIndexSpread: 1,000,000 clients and flows fall on 251 indices as evenly as chance has it, whatever they have
+// in common: addresses in a row, ports in a row, addresses of one end.
 func TestHashIndexSpread(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const draws, mod = 1_000_000, 251

@@ -114,7 +114,9 @@ func (m *Model) applyOp(op Op) error {
 	case FlushTable:
 		return m.inTable(op.Table, (*Contents).flush)
 	case FlushChain:
-		return m.inChain(op.Table, op.Chain, func(c *Contents, ch *Chain) { c.Chains[op.Chain] = &Chain{Name: ch.Name, Hook: ch.Hook} })
+		return m.inChain(op.Table, op.Chain, func(c *Contents, ch *Chain) {
+			c.Chains[op.Chain] = &Chain{Name: ch.Name, Hook: ch.Hook}
+		})
 	case DeleteChain:
 		return m.inChain(op.Table, op.Chain, func(c *Contents, _ *Chain) { delete(c.Chains, op.Chain) })
 	case AddRules:
@@ -156,7 +158,8 @@ func (m *Model) inChain(id TableID, name string, do func(*Contents, *Chain)) err
 	})
 }
 
-func (m *Model) inSet(id TableID, set *Set, elements []OwnedElement, do func(*SetContents, Family, Element) error) error {
+func (m *Model) inSet(id TableID, set *Set, elements []OwnedElement,
+	do func(*SetContents, Family, Element) error) error {
 	return m.inTable(id, func(c *Contents) error {
 		s := c.Sets[set.Name]
 		if s == nil {
@@ -312,7 +315,9 @@ func (c *Contents) checkVerdict(v Verdict) error {
 // String returns the tables in the syntax that nft reads, sorted.
 func (m *Model) String() string {
 	var b strings.Builder
-	for _, id := range slices.SortedFunc(maps.Keys(m.tables), func(a, b TableID) int { return strings.Compare(a.String(), b.String()) }) {
+	for _, id := range slices.SortedFunc(maps.Keys(m.tables), func(a, b TableID) int {
+		return strings.Compare(a.String(), b.String())
+	}) {
 		m.tables[id].writeText(&b)
 	}
 	return b.String()

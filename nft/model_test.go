@@ -24,8 +24,10 @@ func TestModelRefuses(t *testing.T) {
 		op   nft.Op
 		want error // nil: any error
 	}{
-		"delete a missing table":              {nft.DeleteTable{Table: nft.TableID{Family: nft.IPv4, Name: "other"}}, nft.ErrNotFound},
-		"set in a missing table":              {nft.AddSet{Table: nft.TableID{Family: nft.IPv4, Name: "other"}, Set: set(plainSet)}, nft.ErrNotFound},
+		"delete a missing table": {nft.DeleteTable{Table: nft.TableID{Family: nft.IPv4, Name: "other"}},
+			nft.ErrNotFound},
+		"set in a missing table": {nft.AddSet{Table: nft.TableID{Family: nft.IPv4, Name: "other"},
+			Set: set(plainSet)}, nft.ErrNotFound},
 		"set that is there":                   {nft.AddSet{Table: id, Set: set(plainSet)}, nft.ErrExists},
 		"chain that is there":                 {nft.AddChain{Table: id, Chain: table.Chains.At("dispatch")}, nft.ErrExists},
 		"rules for a missing chain":           {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "nowhere"}}, nft.ErrNotFound},
@@ -54,7 +56,8 @@ func TestModelRefuses(t *testing.T) {
 		"delete a missing element": {nft.DeleteElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
 			Set: verdicts, Key: port(81),
 		})}, nft.ErrNotFound},
-		"element of a missing set": {nft.AddElements{Table: id, Set: &nft.Set{Name: "nowhere"}, Elements: elements(nft.Element{})}, nft.ErrNotFound},
+		"element of a missing set": {nft.AddElements{Table: id, Set: &nft.Set{Name: "nowhere"},
+			Elements: elements(nft.Element{})}, nft.ErrNotFound},
 		"key of another length": {nft.AddElements{Table: id, Set: set(plainSet), Elements: elements(nft.Element{
 			Set: plainSet, Key: address(nft.IPv6, 1),
 		})}, nil},
@@ -68,7 +71,8 @@ func TestModelRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := program.Model()
 			before := m.String()
-			good := nft.AddElements{Table: id, Set: set(plainSet), Elements: elements(nft.Element{Set: plainSet, Key: address(nft.IPv4, 7)})}
+			good := nft.AddElements{Table: id, Set: set(plainSet),
+				Elements: elements(nft.Element{Set: plainSet, Key: address(nft.IPv4, 7)})}
 			if err := m.Apply(nft.Batch{Ops: []nft.Op{good, c.op}}); err == nil || c.want != nil && !errors.Is(err, c.want) {
 				t.Errorf("err %v, want %v", err, c.want)
 			}

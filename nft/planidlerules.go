@@ -57,7 +57,8 @@ func (r Rule) obeysWord() bool {
 	return false
 }
 
-// obeys says whether a rule of the chain obeys the same word as r, whatever destinations it spares and whatever source it gives.
+// obeys says whether a rule of the chain obeys the same word as r, whatever destinations it spares and whatever source
+// it gives.
 func (c *Chain) obeys(r Rule, f Family) bool {
 	word := r.Body()[0].Text(f)
 	return slices.ContainsFunc(c.Rules, func(o Rule) bool { return o.obeysWord() && o.Body()[0].Text(f) == word })

@@ -111,8 +111,8 @@ func (p *tablePlan) changePool(name string, old, want *Pool) Pool {
 	return placed
 }
 
-// reserveChanges makes room for the changes of a pool, and for as many again where it has to: append alone would grow a long slice by
-// a quarter and copy it each time.
+// reserveChanges makes room for the changes of a pool, and for as many again where it has to: append alone would grow a
+// long slice by a quarter and copy it each time.
 func (p *tablePlan) reserveChanges(set string, changes []slotChange) {
 	gone, added := 0, 0
 	for _, c := range changes {

@@ -27,8 +27,8 @@ func randomTargets(rng *rand.Rand, last []Value, steps int) []Value {
 	return next
 }
 
-// TestPlaceRow: the elements of a row that Plan may arrange get the targets that the row has, each as often, and no arrangement
-// changes fewer. A fixed row is taken as it is.
+// TestPlaceRow: the elements of a row that Plan may arrange get the targets that the row has, each as often, and no
+// arrangement changes fewer. A fixed row is taken as it is.
 func TestPlaceRow(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 11))

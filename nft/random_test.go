@@ -36,7 +36,8 @@ const (
 
 func declarations() []*nft.Set {
 	return []*nft.Set{
-		{Name: learned, Key: nft.Fields{nft.Saddr, nft.Dport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Dynamic: true, Size: 5},
+		{Name: learned, Key: nft.Fields{nft.Saddr, nft.Dport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Dynamic: true,
+			Size: 5},
 		{Name: plainSet, Key: nft.Fields{nft.Daddr}, MinSize: 1},
 		{Name: pools, Key: nft.Fields{nft.L4Proto, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}, MinSize: 1},
 		{Name: ranges, Key: nft.Fields{nft.L4Proto, nft.Saddr}, Interval: true},
@@ -82,7 +83,8 @@ type ownedRange struct {
 func newHistory(rng *rand.Rand) *history {
 	h := &history{rng: rng}
 	for i := range h.tables {
-		h.tables[i] = randomTable{map[int]string{}, map[int]ownedVerdict{}, map[int]ownedPool{}, map[int]ownedRange{}, map[string]int{}}
+		h.tables[i] = randomTable{map[int]string{}, map[int]ownedVerdict{}, map[int]ownedPool{}, map[int]ownedRange{},
+			map[string]int{}}
 	}
 	return h
 }
@@ -135,7 +137,8 @@ func (t *randomTable) change(rng *rand.Rand) {
 		t.rules[fmt.Sprint("shared-", rng.IntN(6))] = rng.IntN(3)
 	case 5:
 		from := rng.IntN(16)
-		t.ranges[key] = ownedRange{part, fmt.Sprint("comment ", rng.IntN(3)), from, from + rng.IntN(16-from), 1 + rng.IntN(20)}
+		t.ranges[key] = ownedRange{part, fmt.Sprint("comment ", rng.IntN(3)), from, from + rng.IntN(16-from),
+			1 + rng.IntN(20)}
 		if remove {
 			delete(t.ranges, key)
 		}
@@ -169,7 +172,8 @@ func (t *randomTable) program(f nft.Family) *nft.Table {
 		elements[part] = append(elements[part], nft.Element{Set: plainSet, Key: address(f, key)})
 	}
 	for key, v := range t.verdicts {
-		e := nft.Element{Set: verdicts, Key: nft.Value(nft.AppendPort(nil, uint16(key))), Comment: v.comment, Verdict: nft.Verdict{Code: nft.Drop}}
+		e := nft.Element{Set: verdicts, Key: nft.Value(nft.AppendPort(nil, uint16(key))), Comment: v.comment,
+			Verdict: nft.Verdict{Code: nft.Drop}}
 		if v.chain != "" {
 			e.Verdict = nft.Verdict{Code: nft.Goto, Chain: v.chain}
 			table.Chains = table.Chains.Set(v.chain, sharedChain(v.chain, t.rules[v.chain]))
@@ -228,7 +232,8 @@ func baseChains() []*nft.Chain {
 			{nft.DNAT{Key: nft.Fields{nft.Saddr, nft.Dport}, Map: learned}},
 		}},
 		{Name: "postrouting", Hook: &nft.Hook{Name: nft.Postrouting, Priority: 99}, Rules: []nft.Rule{{nft.Update{
-			Map: learned, Key: nft.Fields{nft.OrigSaddr, nft.OrigDport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Timeout: 3 * time.Hour,
+			Map: learned, Key: nft.Fields{nft.OrigSaddr, nft.OrigDport}, Data: nft.Fields{nft.Daddr, nft.Dport},
+			Timeout: 3 * time.Hour,
 		}}}},
 	}
 }

@@ -270,7 +270,8 @@ func (s DNAT) Text(f Family) string {
 		return fmt.Sprintf("dnat to %s map @%s", s.Key.Text(f), s.Map)
 	}
 	if len(s.Hash) > 0 {
-		return fmt.Sprintf("dnat to %s . jhash %s mod %d seed 0x%x map @%s", s.Key.Text(f), s.Hash.Text(f), s.Mod, HashSeed, s.Map)
+		return fmt.Sprintf("dnat to %s . jhash %s mod %d seed 0x%x map @%s", s.Key.Text(f), s.Hash.Text(f), s.Mod, HashSeed,
+			s.Map)
 	}
 	return fmt.Sprintf("dnat to %s . numgen random mod %d map @%s", s.Key.Text(f), s.Mod, s.Map)
 }

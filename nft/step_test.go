@@ -18,7 +18,8 @@ import (
 func wayTable(rules ...nft.Rule) *nft.Model {
 	key := nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport}
 	c := nft.NewContents(nft.TableID{Family: nft.IPv4, Name: "t"})
-	endpoints := &nft.SetContents{Set: &nft.Set{Name: "endpoints", Key: append(key, nft.Index), Data: nft.Fields{nft.Daddr, nft.Dport}}, Elements: map[nft.Value]nft.Element{}}
+	endpoints := &nft.SetContents{Set: &nft.Set{Name: "endpoints", Key: append(key, nft.Index),
+		Data: nft.Fields{nft.Daddr, nft.Dport}}, Elements: map[nft.Value]nft.Element{}}
 	at := nft.Value(nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, netip.MustParseAddr("10.96.0.1")), 6), 80))
 	for _, i := range []int{0, 2} {
 		data := nft.AppendPort(nft.AppendAddr(nil, netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})), 8080)
@@ -27,9 +28,11 @@ func wayTable(rules ...nft.Rule) *nft.Model {
 	}
 	c.Sets["endpoints"] = endpoints
 	c.Sets["unrecognised"] = &nft.SetContents{Set: &nft.Set{Name: "unrecognised"}, Elements: map[nft.Value]nft.Element{}}
-	c.Chains["prerouting"] = &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: append(rules, nft.Rule{nft.Verdict{Code: nft.Goto, Chain: "endpoints-3"}})}
+	c.Chains["prerouting"] = &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100},
+		Rules: append(rules, nft.Rule{nft.Verdict{Code: nft.Goto, Chain: "endpoints-3"}})}
 	c.Chains["endpoints-3"] = &nft.Chain{Name: "endpoints-3", Rules: []nft.Rule{
-		{nft.DNAT{Key: key, Mod: 3, Map: "endpoints"}}, {nft.DNAT{Key: key, Mod: 1, Map: "endpoints"}}, {nft.Verdict{Code: nft.Drop}},
+		{nft.DNAT{Key: key, Mod: 3, Map: "endpoints"}}, {nft.DNAT{Key: key, Mod: 1, Map: "endpoints"}},
+		{nft.Verdict{Code: nft.Drop}},
 	}}
 	m := nft.NewModel()
 	m.Put(c)
@@ -124,7 +127,8 @@ func TestManyJumps(t *testing.T) {
 	if err := m.Apply(nft.Batch{}); err != nil {
 		t.Fatal(err)
 	}
-	packet := nft.Packet{Src: netip.MustParseAddrPort("10.0.0.9:1"), Dst: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: 6}
+	packet := nft.Packet{Src: netip.MustParseAddrPort("10.0.0.9:1"), Dst: netip.MustParseAddrPort("10.96.0.1:80"),
+		Protocol: 6}
 	ways, _ := m.Ways(t.Context(), packet, func(netip.Addr) bool { return false })
 	if text := waysText(ways); !strings.HasSuffix(text, "= undecided 1.000\n") {
 		t.Errorf("%d ways, that end:\n%s", len(ways), text[max(0, len(text)-300):])

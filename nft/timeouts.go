@@ -8,14 +8,15 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Timeout declares an object of time-outs, which rules give to connections (SetTimeout). Its protocol is TCP or UDP, and its times
-// are whole seconds. States that it does not name get the settings that the network namespace has when the kernel makes the object
-// (tcp_timeout_nlattr_to_obj).
+// Timeout declares an object of time-outs, which rules give to connections (SetTimeout). Its protocol is TCP or UDP,
+// and its times are whole seconds. States that it does not name get the settings that the network namespace has when
+// the kernel makes the object (tcp_timeout_nlattr_to_obj).
 //
-// The kernel cannot change an object, and to delete one costs others: it walks through all connections, and some kernels drop all
-// packets that wait in queues (docs/internals/options.md, Time-outs). So no operation deletes one, and Plan only adds them: those that a
-// program does not want stay, and the program may want them again. They go with their table. The name of an object has to say its
-// values: Plan makes the whole table again if it has a wanted object with other values, which is another program's.
+// The kernel cannot change an object, and to delete one costs others: it walks through all connections, and some
+// kernels drop all packets that wait in queues (docs/internals/options.md, Time-outs). So no operation deletes one, and
+// Plan only adds them: those that a program does not want stay, and the program may want them again. They go with their
+// table. The name of an object has to say its values: Plan makes the whole table again if it has a wanted object with
+// other values, which is another program's.
 type Timeout struct {
 	Name     string
 	Protocol uint8
@@ -29,8 +30,9 @@ type AddTimeout struct {
 	Timeout Timeout
 }
 
-// SetTimeout gives a new connection the time-outs of the object of that name. It does nothing to a connection of another protocol,
-// and to one that is not new. A connection keeps what it has for its life. Needs a kernel with CONFIG_NF_CONNTRACK_TIMEOUT.
+// SetTimeout gives a new connection the time-outs of the object of that name. It does nothing to a connection of
+// another protocol, and to one that is not new. A connection keeps what it has for its life. Needs a kernel with
+// CONFIG_NF_CONNTRACK_TIMEOUT.
 type SetTimeout struct{ Name string }
 
 func (SetTimeout) statement() {}
@@ -40,9 +42,11 @@ func (s SetTimeout) Text(Family) string { return fmt.Sprintf("ct timeout set %q"
 
 func (o AddTimeout) table() TableID { return o.Table }
 
-// Text is, for example, "add ct timeout ip nftproxy tcp-2h { protocol tcp; l3proto ip; policy = { established : 7200 }; }".
+// Text is, for example, "add ct timeout ip nftproxy tcp-2h { protocol tcp; l3proto ip; policy = { established : 7200 };
+// }".
 func (o AddTimeout) Text() string {
-	return fmt.Sprintf("add ct timeout %s %s { %s; }\n", o.Table, o.Timeout.Name, strings.Join(o.Timeout.declaration(o.Table.Family), "; "))
+	return fmt.Sprintf("add ct timeout %s %s { %s; }\n", o.Table, o.Timeout.Name,
+		strings.Join(o.Timeout.declaration(o.Table.Family), "; "))
 }
 
 // declaration is the object's lines in nft's syntax. nft 1.0.6 reads no units.
@@ -56,7 +60,8 @@ func (t Timeout) declaration(f Family) []string {
 			states = append(states, fmt.Sprintf("%s : %d", s.name, s.time/time.Second))
 		}
 	}
-	return []string{"protocol " + ProtocolText(t.Protocol), "l3proto " + f.String(), "policy = { " + strings.Join(states, ", ") + " }"}
+	return []string{"protocol " + ProtocolText(t.Protocol), "l3proto " + f.String(), "policy = { " + strings.Join(states,
+		", ") + " }"}
 }
 
 // TimeoutsByName returns the objects by name, as a Table holds them.

@@ -19,7 +19,8 @@ func timed(objects ...nft.Timeout) *nft.Program {
 		for _, o := range objects {
 			chain.Rules = append(chain.Rules, nft.Rule{nft.SetTimeout{Name: o.Name}})
 		}
-		t := &nft.Table{Family: f, Name: "t", Chains: treap.Map[string, *nft.Chain]{}.Set("give", chain), Timeouts: nft.TimeoutsByName(objects...)}
+		t := &nft.Table{Family: f, Name: "t", Chains: treap.Map[string, *nft.Chain]{}.Set("give", chain),
+			Timeouts: nft.TimeoutsByName(objects...)}
 		if f == nft.IPv4 {
 			p.IPv4 = t
 		} else {
@@ -29,8 +30,8 @@ func timed(objects ...nft.Timeout) *nft.Program {
 	return p
 }
 
-// TestTimeoutsStay: objects are added when they are wanted, and never deleted. One that is there is not added again, in this process
-// or another one. A table with a wanted object of other values is made again.
+// TestTimeoutsStay: objects are added when they are wanted, and never deleted. One that is there is not added again, in
+// this process or another one. A table with a wanted object of other values is made again.
 func TestTimeoutsStay(t *testing.T) {
 	long := nft.Timeout{Name: "tcp-2h", Protocol: 6, Established: 2 * time.Hour}
 	short := nft.Timeout{Name: "udp-10s-30s", Protocol: 17, Unreplied: 10 * time.Second, Replied: 30 * time.Second}
@@ -91,9 +92,11 @@ func TestTimeoutsOfModel(t *testing.T) {
 	m := nft.NewModel()
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
 	object := nft.AddTimeout{Table: id, Timeout: nft.Timeout{Name: "tcp-2h", Protocol: 6, Established: 2 * time.Hour}}
-	hook := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting}, Rules: []nft.Rule{{nft.SetTimeout{Name: "tcp-2h"}}}}
+	hook := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting},
+		Rules: []nft.Rule{{nft.SetTimeout{Name: "tcp-2h"}}}}
 	rule := []nft.Op{nft.AddChain{Table: id, Chain: hook}, nft.AddRules{Table: id, Chain: hook}}
-	if err := m.Apply(nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}}, rule...)}); !errors.Is(err, nft.ErrNotFound) {
+	if err := m.Apply(nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}}, rule...)}); !errors.Is(err,
+		nft.ErrNotFound) {
 		t.Errorf("a rule without its object: %v", err)
 	}
 	if err := m.Apply(nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}, object}, rule...)}); err != nil {
@@ -103,7 +106,8 @@ func TestTimeoutsOfModel(t *testing.T) {
 		t.Errorf("an object twice: %v", err)
 	}
 	for protocol, want := range map[uint8]string{6: "tcp-2h", 17: ""} {
-		if got := m.Trace(nft.Packet{Src: netip.MustParseAddrPort("10.0.0.1:1"), Dst: netip.MustParseAddrPort("10.0.0.2:2"), Protocol: protocol}, nft.Host{Local: func(netip.Addr) bool { return false }}).Timeout; got != want {
+		if got := m.Trace(nft.Packet{Src: netip.MustParseAddrPort("10.0.0.1:1"), Dst: netip.MustParseAddrPort("10.0.0.2:2"),
+			Protocol: protocol}, nft.Host{Local: func(netip.Addr) bool { return false }}).Timeout; got != want {
 			t.Errorf("protocol %d has the time-outs of %q, want %q", protocol, got, want)
 		}
 	}

@@ -129,7 +129,8 @@ func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
 }
 
 func (r Result) sameAs(o Result) bool {
-	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Source == o.Source && r.Timeout == o.Timeout && r.Mark == o.Mark
+	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Source == o.Source &&
+		r.Timeout == o.Timeout && r.Mark == o.Mark
 }
 
 func (r Result) String() string {
@@ -327,7 +328,8 @@ func (w *walk) translate(t *Contents, s DNAT) (o outcome, matched bool) {
 	}
 	e, found, known := w.look(t, s.Map, fields, key)
 	switch {
-	case !known, found && len(e.Data) < t.Table.Family.AddrLen(), found && !s.KeepPort && len(e.Data) < t.Table.Family.AddrLen()+2:
+	case !known, found && len(e.Data) < t.Table.Family.AddrLen(), found && !s.KeepPort &&
+		len(e.Data) < t.Table.Family.AddrLen()+2:
 		return w.undecided(), true
 	case !found:
 		return nextRule, false

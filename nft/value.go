@@ -202,7 +202,8 @@ func ProtocolText(p uint8) string {
 
 // FamilyText returns nft's word for a table's family, by the kernel's NFPROTO number, or the number.
 func FamilyText(family uint8) string {
-	words := map[uint8]string{1: "inet", uint8(IPv4): "ip", familyARP: "arp", familyNetdev: "netdev", 7: "bridge", uint8(IPv6): "ip6"}
+	words := map[uint8]string{1: "inet", uint8(IPv4): "ip", familyARP: "arp", familyNetdev: "netdev", 7: "bridge",
+		uint8(IPv6): "ip6"}
 	return cmp.Or(words[family], fmt.Sprintf("family %d", family))
 }
 

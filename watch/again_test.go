@@ -2,8 +2,8 @@ package watch
 
 import "testing"
 
-// TestObjectAgain: manifests give the index one object again when an earlier file with the same Service goes. No earlier
-// snapshot changes by that, and no change is lost, also where spec.externalIPs are ignored.
+// TestObjectAgain: manifests give the index one object again when an earlier file with the same Service goes. No
+// earlier snapshot changes by that, and no change is lost, also where spec.externalIPs are ignored.
 func TestObjectAgain(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		ix := newIndex("node-0")

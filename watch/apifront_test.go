@@ -43,7 +43,8 @@ func (f front) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
 	}
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+			Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &f.endsAt}},
 	}
 	if strings.Contains(f.clusterIP, ":") {
@@ -52,7 +53,9 @@ func (f front) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	for _, text := range f.endpoints {
 		address, state, _ := strings.Cut(text, ",")
 		ready, ending := state == "", state == "ending"
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &[]bool{ready || ending}[0], Terminating: &ending}})
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &[]bool{ready || ending}[0],
+				Terminating: &ending}})
 	}
 	return s, slice
 }
@@ -67,16 +70,20 @@ func (f front) set(ix *index) {
 // Service's if all of its ready endpoints are API servers, whatever the way it gets the
 // address. It is nobody else's, however old.
 func TestAPIServerBehindService(t *testing.T) {
-	kubernetes := front{name: "default/kubernetes", clusterIP: "10.96.0.1", port: 443, endsAt: 6443, endpoints: []string{"10.0.0.5", "10.0.0.6"}}
-	kubernetes6 := front{name: "default/kubernetes", clusterIP: "fd00:96::1", port: 443, endsAt: 6443, endpoints: []string{"fd00::5"}}
-	api := front{name: "kube-system/api", created: 9, clusterIP: "10.96.0.9", ingress: []string{"172.31.0.100"}, port: 6443, endsAt: 6443, endpoints: []string{"10.0.0.5", "10.0.0.6"}}
+	kubernetes := front{name: "default/kubernetes", clusterIP: "10.96.0.1", port: 443, endsAt: 6443,
+		endpoints: []string{"10.0.0.5", "10.0.0.6"}}
+	kubernetes6 := front{name: "default/kubernetes", clusterIP: "fd00:96::1", port: 443, endsAt: 6443,
+		endpoints: []string{"fd00::5"}}
+	api := front{name: "kube-system/api", created: 9, clusterIP: "10.96.0.9", ingress: []string{"172.31.0.100"},
+		port: 6443, endsAt: 6443, endpoints: []string{"10.0.0.5", "10.0.0.6"}}
 	changed := func(change func(*front)) front {
 		f := api
 		change(&f)
 		return f
 	}
 	external := changed(func(f *front) { f.ingress, f.externalIPs = nil, []string{"172.31.0.100"} })
-	stranger := front{name: "tenant/grab", created: 1, clusterIP: "10.96.0.8", externalIPs: []string{"172.31.0.100"}, port: 6443, endsAt: 6443, endpoints: []string{"10.244.0.8"}}
+	stranger := front{name: "tenant/grab", created: 1, clusterIP: "10.96.0.8", externalIPs: []string{"172.31.0.100"},
+		port: 6443, endsAt: 6443, endpoints: []string{"10.244.0.8"}}
 	const node = "192.168.0.2"
 	for name, test := range map[string]struct {
 		kubernetes front
@@ -84,26 +91,42 @@ func TestAPIServerBehindService(t *testing.T) {
 		services   []front
 		served     service.Name // the Service that has the address; empty for none
 	}{
-		"load balancer":                        {kubernetes, "172.31.0.100:6443", []front{api}, "kube-system/api"},
-		"externalIPs":                          {kubernetes, "172.31.0.100:6443", []front{external}, "kube-system/api"},
-		"one of them is unready":               {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.0.0.7,unready"} })}, "kube-system/api"},
-		"mixed":                                {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.244.0.8"} })}, ""},
-		"none is ready":                        {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5,unready"} })}, ""},
-		"the last one ends":                    {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5,ending"} })}, "kube-system/api"},
-		"a stranger's ends":                    {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.244.0.8,ending"} })}, ""},
-		"an old one ends":                      {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.0.0.7,ending"} })}, "kube-system/api"},
-		"a local one ends":                     {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.local, f.endpoints = true, []string{"10.0.0.5", "10.244.0.8,ending"} })}, ""},
-		"another port":                         {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endsAt = 22 })}, ""},
-		"a stranger":                           {kubernetes, "172.31.0.100:6443", []front{stranger}, ""},
-		"beside a stranger":                    {kubernetes, "172.31.0.100:6443", []front{stranger, api}, "kube-system/api"},
-		"externalIPs beside an older stranger": {kubernetes, "172.31.0.100:6443", []front{stranger, external}, "kube-system/api"},
-		"an API server's own address":          {kubernetes, "10.0.0.5:6443", []front{changed(func(f *front) { f.ingress, f.endpoints = []string{"10.0.0.5"}, []string{"10.0.0.6"} })}, ""},
-		"source ranges with the node":          {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.ranges = []string{"192.168.0.0/24"} })}, "kube-system/api"},
-		"source ranges without the node":       {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.ranges = []string{"203.0.113.0/24"} })}, ""},
-		"an address of the node":               {kubernetes, node + ":6443", []front{changed(func(f *front) { f.ingress = []string{node} })}, "kube-system/api"},
-		"node port of the node":                {kubernetes, node + ":30443", []front{changed(func(f *front) { f.ingress, f.nodePort = nil, 30443 })}, "kube-system/api"},
-		"a stranger's node port":               {kubernetes, node + ":30443", []front{{name: "tenant/grab", clusterIP: "10.96.0.8", port: 80, nodePort: 30443, endsAt: 80, endpoints: []string{"10.244.0.8"}}}, ""},
-		"IPv6":                                 {kubernetes6, "[fd00:31::64]:6443", []front{{name: "kube-system/api", clusterIP: "fd00:96::9", ingress: []string{"fd00:31::64"}, port: 6443, endsAt: 6443, endpoints: []string{"fd00::5"}}}, "kube-system/api"},
+		"load balancer": {kubernetes, "172.31.0.100:6443", []front{api}, "kube-system/api"},
+		"externalIPs":   {kubernetes, "172.31.0.100:6443", []front{external}, "kube-system/api"},
+		"one of them is unready": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.0.0.7,unready"} })}, "kube-system/api"},
+		"mixed": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.244.0.8"} })}, ""},
+		"none is ready": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5,unready"} })}, ""},
+		"the last one ends": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5,ending"} })}, "kube-system/api"},
+		"a stranger's ends": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endpoints = []string{"10.244.0.8,ending"} })}, ""},
+		"an old one ends": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.0.0.7,ending"} })}, "kube-system/api"},
+		"a local one ends": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.local, f.endpoints = true, []string{"10.0.0.5", "10.244.0.8,ending"} })}, ""},
+		"another port": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.endsAt = 22 })}, ""},
+		"a stranger":        {kubernetes, "172.31.0.100:6443", []front{stranger}, ""},
+		"beside a stranger": {kubernetes, "172.31.0.100:6443", []front{stranger, api}, "kube-system/api"},
+		"externalIPs beside an older stranger": {kubernetes, "172.31.0.100:6443", []front{stranger, external},
+			"kube-system/api"},
+		"an API server's own address": {kubernetes, "10.0.0.5:6443",
+			[]front{changed(func(f *front) { f.ingress, f.endpoints = []string{"10.0.0.5"}, []string{"10.0.0.6"} })}, ""},
+		"source ranges with the node": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.ranges = []string{"192.168.0.0/24"} })}, "kube-system/api"},
+		"source ranges without the node": {kubernetes, "172.31.0.100:6443",
+			[]front{changed(func(f *front) { f.ranges = []string{"203.0.113.0/24"} })}, ""},
+		"an address of the node": {kubernetes, node + ":6443",
+			[]front{changed(func(f *front) { f.ingress = []string{node} })}, "kube-system/api"},
+		"node port of the node": {kubernetes, node + ":30443",
+			[]front{changed(func(f *front) { f.ingress, f.nodePort = nil, 30443 })}, "kube-system/api"},
+		"a stranger's node port": {kubernetes, node + ":30443", []front{{name: "tenant/grab", clusterIP: "10.96.0.8",
+			port: 80, nodePort: 30443, endsAt: 80, endpoints: []string{"10.244.0.8"}}}, ""},
+		"IPv6": {kubernetes6, "[fd00:31::64]:6443", []front{{name: "kube-system/api", clusterIP: "fd00:96::9",
+			ingress: []string{"fd00:31::64"}, port: 6443, endsAt: 6443, endpoints: []string{"fd00::5"}}}, "kube-system/api"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
@@ -157,8 +180,10 @@ func TestAPIServerBehindServiceFollows(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
 	dialed := netip.MustParseAddrPort("172.31.0.100:6443")
 	w.AddAPIServer(dialed)
-	front{name: "default/kubernetes", clusterIP: "10.96.0.1", port: 443, endsAt: 6443, endpoints: []string{"10.0.0.5"}}.set(w.index)
-	api := front{name: "kube-system/api", clusterIP: "10.96.0.9", ingress: []string{"172.31.0.100"}, port: 6443, endsAt: 6443}
+	front{name: "default/kubernetes", clusterIP: "10.96.0.1", port: 443, endsAt: 6443,
+		endpoints: []string{"10.0.0.5"}}.set(w.index)
+	api := front{name: "kube-system/api", clusterIP: "10.96.0.9", ingress: []string{"172.31.0.100"}, port: 6443,
+		endsAt: 6443}
 	for _, step := range []struct{ endpoints, served string }{
 		{"10.0.0.5", "kube-system/api"}, {"10.0.0.5 10.244.0.1", ""}, {"10.244.0.1", ""}, {"10.0.0.5", "kube-system/api"},
 	} {
@@ -176,12 +201,14 @@ func TestBroadcastAddresses(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
 	own, broadcast := netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.255")
 	w.SetHostAddresses([]netip.Addr{own}, nil, broadcast)
-	front{name: "tenant/grab", clusterIP: "10.96.0.8", ingress: []string{"192.168.0.255"}, port: 80, endsAt: 80}.set(w.index)
+	front{name: "tenant/grab", clusterIP: "10.96.0.8", ingress: []string{"192.168.0.255"}, port: 80,
+		endsAt: 80}.set(w.index)
 	at := netip.AddrPortFrom(broadcast, 80)
 	if got := served(w.index.flush(), at); got != "" {
 		t.Errorf("served by %s", got)
 	}
-	const want = "Service tenant/grab: not served: 192.168.0.255:80/tcp: the broadcast address of a network that the node is on"
+	const want = "Service tenant/grab: not served: 192.168.0.255:80/tcp: the broadcast address of a network that the " +
+		"node is on"
 	if got := texts(w.index.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}

@@ -75,12 +75,15 @@ func newAPIServer(t *testing.T) *apiServer {
 
 // bareAPIServer returns one that does not listen: a test calls its ServeHTTP.
 func bareAPIServer(t *testing.T) *apiServer {
-	return &apiServer{T: t, address: "127.0.0.1:0", changed: make(chan struct{}), arrived: make(chan struct{}, 1), resources: map[string]*resource{
-		"services":       {kind: "Service", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
-		"nodes":          {kind: "Node", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
-		"servicecidrs":   {kind: "ServiceCIDR", version: networkingv1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
-		"endpointslices": {kind: "EndpointSlice", version: discoveryv1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
-	}}
+	return &apiServer{T: t, address: "127.0.0.1:0", changed: make(chan struct{}), arrived: make(chan struct{}, 1),
+		resources: map[string]*resource{
+			"services": {kind: "Service", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
+			"nodes":    {kind: "Node", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
+			"servicecidrs": {kind: "ServiceCIDR", version: networkingv1.SchemeGroupVersion,
+				objects: map[string]metav1.Object{}},
+			"endpointslices": {kind: "EndpointSlice", version: discoveryv1.SchemeGroupVersion,
+				objects: map[string]metav1.Object{}},
+		}}
 }
 
 // cut ends all watches.
@@ -244,7 +247,8 @@ func (s *apiServer) status(w http.ResponseWriter, code int, reason metav1.Status
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason, Message: message,
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason,
+		Message: message,
 	})
 }
 

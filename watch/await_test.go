@@ -22,7 +22,8 @@ func nodeWithPods(podCIDRs ...string) *corev1.Node {
 
 // waits and goesOn match the messages before a wait and after a wait in vain.
 func waits(p Problem) bool {
-	return errors.Is(p, ErrNoPodCIDRs) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(), "wait for one, up to 1h0m0s")
+	return errors.Is(p, ErrNoPodCIDRs) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(),
+		"wait for one, up to 1h0m0s")
 }
 
 func goesOn(p Problem) bool {
@@ -99,7 +100,8 @@ func TestAwaitPodCIDRsOfManifests(t *testing.T) {
 	if _, ok := f.out.Take(); ok {
 		t.Fatal("published without podCIDRs")
 	}
-	write(t, filepath.Join(dir, "node.yaml"), []byte("apiVersion: v1\nkind: Node\nmetadata: {name: node-0}\nspec: {podCIDR: 10.244.1.0/24}\n"))
+	write(t, filepath.Join(dir, "node.yaml"), []byte("apiVersion: v1\nkind: Node\nmetadata: {name: node-0}\nspec: "+
+		"{podCIDR: 10.244.1.0/24}\n"))
 	f.await("10.96.0.1")
 	if got := f.last.Node.PodCIDRs; len(got) != 1 || got[0].String() != "10.244.1.0/24" {
 		t.Errorf("the first update has the pods' ranges %v", got)
@@ -137,7 +139,8 @@ func TestManyPodCIDRs(t *testing.T) {
 	if len(got) != service.MaxPodRanges+1 || !got[len(got)-1].Addr().Is6() {
 		t.Errorf("podCIDRs %v", got)
 	}
-	if len(p.list) != 1 || p.list[0].Field != "spec.podCIDRs[8]" || !strings.Contains(p.list[0].Error(), "8 ranges of a family at most") {
+	if len(p.list) != 1 || p.list[0].Field != "spec.podCIDRs[8]" || !strings.Contains(p.list[0].Error(),
+		"8 ranges of a family at most") {
 		t.Errorf("problems %v", p.list)
 	}
 }

@@ -15,7 +15,8 @@ func TestBehind(t *testing.T) {
 	for name, c := range map[string]struct {
 		code int
 		word string
-	}{"a bad token": {http.StatusUnauthorized, "Unauthorized"}, "rights taken away": {http.StatusForbidden, "services is forbidden"}} {
+	}{"a bad token": {http.StatusUnauthorized, "Unauthorized"}, "rights taken away": {http.StatusForbidden,
+		"services is forbidden"}} {
 		t.Run(name, func(t *testing.T) {
 			s := newAPIServer(t)
 			s.set("nodes", node("192.168.0.2"))
@@ -65,8 +66,10 @@ func (o *observer) awaitBehind(wanted func(Behind) bool) Behind {
 
 // TestBehindText: the sentence has the time, what is behind and why.
 func TestBehindText(t *testing.T) {
-	b := Behind{Resources: []string{"endpointslices", "services"}, Since: time.Date(2026, 11, 25, 8, 0, 0, 0, time.UTC), Err: errors.New("Unauthorized")}
-	const want = "the rules serve what was known at 2026-11-25T08:00:00Z; since then the API server has not told of endpointslices, services (Unauthorized)"
+	b := Behind{Resources: []string{"endpointslices", "services"}, Since: time.Date(2026, 11, 25, 8, 0, 0, 0, time.UTC),
+		Err: errors.New("Unauthorized")}
+	const want = "the rules serve what was known at 2026-11-25T08:00:00Z; since then the API server has not told of " +
+		"endpointslices, services (Unauthorized)"
 	if got := b.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

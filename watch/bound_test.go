@@ -9,13 +9,15 @@ import (
 )
 
 func problemIn(namespace string, i int) Problem {
-	return Problem{Object: Object{Kind: "EndpointSlice", Namespace: namespace, Name: fmt.Sprint("slice-", i)}, Err: errors.New("no label")}
+	return Problem{Object: Object{Kind: "EndpointSlice", Namespace: namespace, Name: fmt.Sprint("slice-", i)},
+		Err: errors.New("no label")}
 }
 
 // storm reports problems of all namespaces once a second, a number of times for each
 // namespace. It returns the number of admitted problems by namespace, the number of
 // summaries, and the number of problems that the summaries count.
-func storm(b *bounds, during time.Duration, each int, namespaces ...string) (reported map[string]int, summaries, omitted int) {
+func storm(b *bounds, during time.Duration, each int,
+	namespaces ...string) (reported map[string]int, summaries, omitted int) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	reported = map[string]int{}
 	summary := func() {
@@ -52,7 +54,8 @@ func TestBounds(t *testing.T) {
 		each = 20
 	}
 	reported, summaries, omitted := storm(newBounds(), time.Duration(minutes)*time.Minute, each, "bad")
-	if most := namespaceBurst + minutes; reported["bad"] < namespaceBurst || reported["bad"] > most || summaries > minutes+1 {
+	if most := namespaceBurst + minutes; reported["bad"] < namespaceBurst || reported["bad"] > most || summaries > minutes+
+		1 {
 		t.Errorf("%d reported, want %d at most, and %d summaries", reported["bad"], most, summaries)
 	}
 	if reported["bad"]+omitted != each*60*minutes {
@@ -66,7 +69,8 @@ func TestBounds(t *testing.T) {
 		t.Error("no problem of another namespace is reported")
 	}
 	for range 1000 { // Requests and waits report problems without an object.
-		if got := b.admit(now, []Problem{{Err: &RequestError{Verb: "list", Resource: "nodes", Err: errors.New("no")}}}); len(got) != 1 {
+		if got := b.admit(now, []Problem{{Err: &RequestError{Verb: "list", Resource: "nodes", Err: errors.New("no")}}}); len(
+			got) != 1 {
 			t.Fatal("a failed request is not reported")
 		}
 	}
@@ -130,9 +134,11 @@ func TestSlicesWithoutService(t *testing.T) {
 	var omitted *OmittedError
 	errors.As(summary, &omitted)
 	if reported != namespaceBurst || others != 1 || reported+omitted.Count() != many || omitted.Namespaces != 1 {
-		t.Errorf("%d reported and %d of another namespace, %d counted in %d namespaces", reported, others, omitted.Count(), omitted.Namespaces)
+		t.Errorf("%d reported and %d of another namespace, %d counted in %d namespaces", reported, others, omitted.Count(),
+			omitted.Namespaces)
 	}
-	for _, words := range []string{fmt.Sprintf("%d more problems (namespaces: 1)", many-namespaceBurst), "EndpointSlice ns-0/orphan-", "no kubernetes.io/service-name"} {
+	for _, words := range []string{fmt.Sprintf("%d more problems (namespaces: 1)", many-namespaceBurst),
+		"EndpointSlice ns-0/orphan-", "no kubernetes.io/service-name"} {
 		if !strings.Contains(summary.Error(), words) {
 			t.Errorf("%q lacks %q", summary.Error(), words)
 		}

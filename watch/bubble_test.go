@@ -36,7 +36,8 @@ func (b bubble) RoundTrip(r *http.Request) (*http.Response, error) {
 	context.AfterFunc(r.Context(), func() { in.CloseWithError(r.Context().Err()) })
 	select {
 	case <-a.begun:
-		return &http.Response{StatusCode: a.code, Header: a.header, Body: body, Request: r, ProtoMajor: 1, ContentLength: -1}, nil
+		return &http.Response{StatusCode: a.code, Header: a.header, Body: body, Request: r, ProtoMajor: 1, ContentLength: -1},
+			nil
 	case err := <-failed:
 		return nil, err
 	case <-r.Context().Done():
@@ -109,9 +110,11 @@ func newRig(t *testing.T, server *apiServer, prepare ...func(*listWatch[*sliceOb
 	}}, service.NewMailbox())
 	r.bounds = newBounds()
 	r.change(func(*index) { r.outage.require("endpointslices") })
-	client, err := NewClient(&rest.Config{Host: "http://api.example", QPS: -1, Transport: bubble(r.answer), ContentConfig: rest.ContentConfig{
-		ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
-	}})
+	client, err := NewClient(&rest.Config{Host: "http://api.example", QPS: -1, Transport: bubble(r.answer),
+		ContentConfig: rest.ContentConfig{
+			ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," +
+				runtime.ContentTypeJSON,
+		}})
 	must(t, err)
 	r.loop = newListWatch("endpointslices", newSliceStore(r.Watcher), way[*sliceObject]{client: client.slices})
 	for _, p := range prepare {

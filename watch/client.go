@@ -66,14 +66,18 @@ func NewClient(config *rest.Config) (*Client, error) {
 	c.services, errs[0] = wire.NewClient(config, httpClient, serviceKind())
 	c.slices, errs[1] = wire.NewClient(config, httpClient, sliceKind())
 	const cidrs = "servicecidrs"
-	c.cidrs, errs[2] = wire.NewClient(config, httpClient, wire.Whole(networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertCIDR))
-	c.betaCIDRs, errs[3] = wire.NewClient(config, httpClient, wire.Whole(networkingv1beta1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertBetaCIDR))
-	c.nodes, errs[4] = wire.NewClient(config, httpClient, wire.Whole(corev1.SchemeGroupVersion.WithKind("Node"), "nodes", convertNode))
+	c.cidrs, errs[2] = wire.NewClient(config, httpClient,
+		wire.Whole(networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertCIDR))
+	c.betaCIDRs, errs[3] = wire.NewClient(config, httpClient,
+		wire.Whole(networkingv1beta1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertBetaCIDR))
+	c.nodes, errs[4] = wire.NewClient(config, httpClient, wire.Whole(corev1.SchemeGroupVersion.WithKind("Node"), "nodes",
+		convertNode))
 	return c, errors.Join(errs[:]...)
 }
 
-// Node returns what the API server's cache knows of a Node, without host addresses, and its kubelet's port; nil if there is none. It
-// needs no other right than that to list Nodes. The server answers a list of one name as it does a get.
+// Node returns what the API server's cache knows of a Node, without host addresses, and its kubelet's port; nil if
+// there is none. It needs no other right than that to list Nodes. The server answers a list of one name as it does a
+// get.
 func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, kubeletPort uint16, err error) {
 	list, err := c.nodes.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: "0"})
 	if err != nil {
@@ -90,13 +94,15 @@ func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, ku
 // serviceKind and sliceKind have the labels and annotations that the conversions read.
 
 func serviceKind() wire.Kind[*serviceObject] {
-	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation}, service.MisspeltPrefixes()...)
+	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation},
+		service.MisspeltPrefixes()...)
 	return wire.Services(convertService, keys...)
 }
 
 func sliceKind() wire.Kind[*sliceObject] {
 	weights := weightKeys()
-	keys := append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime, service.OptionPrefix)
+	keys := append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime,
+		service.OptionPrefix)
 	return wire.EndpointSlices(convertSlice, append(keys, service.MisspeltPrefixes()...)...)
 }
 
@@ -123,7 +129,8 @@ type unansweredError struct {
 }
 
 func (e *unansweredError) Error() string {
-	return fmt.Sprintf("no answer from the API server at %s (%v): is this an address that works without a service proxy?", e.server, e.cause)
+	return fmt.Sprintf("no answer from the API server at %s (%v): is this an address that works without a service proxy?",
+		e.server, e.cause)
 }
 
 func loadConfig(kubeconfig, master string) (*rest.Config, error) {

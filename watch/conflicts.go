@@ -38,16 +38,21 @@ func (ix *index) reportDenials(before, after service.Snapshot) {
 	d := &denials{index: ix}
 	d.addConflicts(before, after)
 	d.addLeftOut(before, after)
-	addNew(d, before.WithoutAffinity, after.WithoutAffinity, func(w *service.WithoutAffinity) error { return &AffinityError{*w} })
+	addNew(d, before.WithoutAffinity, after.WithoutAffinity, func(w *service.WithoutAffinity) error {
+		return &AffinityError{*w}
+	})
 	addNew(d, before.ClosedSources, after.ClosedSources, func(c *service.ClosedSources) error { return &SourcesError{*c} })
-	addNew(d, before.UnservedRanges, after.UnservedRanges, func(u *service.UnservedRanges) error { return &RangesError{*u} })
+	addNew(d, before.UnservedRanges, after.UnservedRanges, func(u *service.UnservedRanges) error {
+		return &RangesError{*u}
+	})
 	d.addOmitted()
 }
 
 // addOmitted counts in one problem what there was no room for.
 func (d *denials) addOmitted() {
 	if d.omitted > 0 {
-		err := fmt.Errorf("%d more Services have just lost something that they ask for (the metric nftproxy_conflicting_services counts those without an address or port)", d.omitted)
+		err := fmt.Errorf("%d more Services have just lost something that they ask for (the metric "+
+			"nftproxy_conflicting_services counts those without an address or port)", d.omitted)
 		d.index.problems = append(d.index.problems, Problem{Err: err})
 	}
 }

@@ -60,13 +60,15 @@ func TestManyConflictsAreFewProblems(t *testing.T) {
 	ix.flush()
 	ix.setService(convertService(grabbing("second", 1, "10.96.0.2", "198.51.100.1")))
 	ix.flush()
-	want := "Service tenant/second: 198.51.100.1:80/tcp belongs to Service tenant/first; 198.51.100.1:81/tcp belongs to Service tenant/first; " +
+	want := "Service tenant/second: 198.51.100.1:80/tcp belongs to Service tenant/first; 198.51.100.1:81/tcp belongs to " +
+		"Service tenant/first; " +
 		"198.51.100.1:82/tcp belongs to Service tenant/first; and 7 more"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("of one Service is reported:\n%s\nwant:\n%s", got, want)
 	}
 	for i := range 1000 {
-		ix.setService(convertService(grabbing(fmt.Sprint("later-", i), 2, fmt.Sprintf("10.97.%d.%d", i/250, i%250+1), "198.51.100.1")))
+		ix.setService(convertService(grabbing(fmt.Sprint("later-", i), 2, fmt.Sprintf("10.97.%d.%d", i/250, i%250+1),
+			"198.51.100.1")))
 	}
 	ix.flush()
 	list := ix.takeProblems()
@@ -89,7 +91,8 @@ func TestTooLargeIsReportedOnce(t *testing.T) {
 	ix, s := w.index, grabbing("large", 0, "10.96.0.1", "198.51.100.1", "198.51.100.2")
 	ix.setService(convertService(s))
 	ix.flush()
-	want := "Service tenant/large: left out: 1 external IP: the service would take more than 25 elements (--nftproxy-max-service-elements)"
+	want := "Service tenant/large: left out: 1 external IP: the service would take more than 25 elements " +
+		"(--nftproxy-max-service-elements)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
@@ -124,7 +127,8 @@ func TestNoRoomForElementsIsReported(t *testing.T) {
 	}
 	ix.flush()
 	want := "Service tenant/younger: weights of endpoints and hashes of clients do not count, but for the weight 0: " +
-		"there is room for 48000 elements beyond 4096 of each service, and for 12000 in one namespace, the oldest services first (--nftproxy-max-elements)"
+		"there is room for 48000 elements beyond 4096 of each service, and for 12000 in one namespace, the oldest services " +
+		"first (--nftproxy-max-elements)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
@@ -155,7 +159,9 @@ func TestClosedSourcesAreReported(t *testing.T) {
 	if ranges, all := ix.flush().Services.At("tenant/other").Sources.Of(ip.V4); all || len(ranges) > 0 {
 		t.Errorf("it lets in %v (all: %t)", ranges, all)
 	}
-	want := "Service tenant/other: no client is let in where source ranges apply: there is room for 4 different lists of source ranges, and for 1 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"
+	want := "Service tenant/other: no client is let in where source ranges apply: there is room for 4 different lists " +
+		"of source ranges, and for 1 by the Services of one namespace, the oldest Services first " +
+		"(--nftproxy-max-source-lists)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
@@ -187,7 +193,8 @@ func TestWithoutAffinityIsReported(t *testing.T) {
 	if got := ix.flush().Services.At("tenant/third"); got.AffinityTimeout != 0 {
 		t.Errorf("it is\n%s", got)
 	}
-	want := "Service tenant/third: served without session affinity, by a hash of the client's address: the services of one namespace may have it on 20 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"
+	want := "Service tenant/third: served without session affinity, by a hash of the client's address: the services of " +
+		"one namespace may have it on 20 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
@@ -231,7 +238,8 @@ func TestExternalIPsIgnored(t *testing.T) {
 		t.Errorf("it is\n%s", got)
 	}
 	list := ix.takeProblems()
-	if len(list) != 1 || !errors.Is(list[0], ErrExternalIPsIgnored) || list[0].Field != "spec.externalIPs" || list[0].Object.Name != "web" {
+	if len(list) != 1 || !errors.Is(list[0], ErrExternalIPsIgnored) || list[0].Field != "spec.externalIPs" ||
+		list[0].Object.Name != "web" {
 		t.Errorf("reported: %s", texts(list))
 	}
 }
@@ -244,14 +252,17 @@ func TestProtectedPorts(t *testing.T) {
 	}}, service.NewMailbox())
 	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")}, nil)
 	w.AddAPIServer(netip.MustParseAddrPort("[::ffff:198.51.100.1]:82"))
-	w.index.setService(convertService(grabbing("web", 0, "10.96.0.1", "192.168.0.2", "192.168.0.3", "198.51.100.1", "10.96.0.1")))
+	w.index.setService(convertService(grabbing("web", 0, "10.96.0.1", "192.168.0.2", "192.168.0.3", "198.51.100.1",
+		"10.96.0.1")))
 	// The Service keeps its cluster IP, even where an interface of the node has it.
-	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3"), netip.MustParseAddr("10.96.0.1")}, nil)
+	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3"),
+		netip.MustParseAddr("10.96.0.1")}, nil)
 	var got []string
 	for l := range w.index.flush().Conflicts.At("tenant/web").All() {
 		got = append(got, l.Claim.String())
 	}
-	if want := "192.168.0.2:80/tcp 192.168.0.3:80/tcp 192.168.0.3:81/tcp 198.51.100.1:82/tcp"; strings.Join(got, " ") != want {
+	if want := "192.168.0.2:80/tcp 192.168.0.3:80/tcp 192.168.0.3:81/tcp 198.51.100.1:82/tcp"; strings.Join(got,
+		" ") != want {
 		t.Errorf("protected are %v, want %s", got, want)
 	}
 	for i := range 100 {
@@ -273,7 +284,8 @@ func TestRetainedConflict(t *testing.T) {
 		l.services.put(convertService(heir))
 		l.settle()
 		e := took[*ConflictError](l)
-		if len(e) != 1 || len(e[0].Conflicts) != 2 || strings.Count(e[0].String(), "belongs to Service "+heir.Namespace+"/"+heir.Name) != 2 {
+		if len(e) != 1 || len(e[0].Conflicts) != 2 || strings.Count(e[0].String(), "belongs to Service "+heir.Namespace+"/"+
+			heir.Name) != 2 {
 			t.Errorf("reported %v", e)
 		}
 	})

@@ -11,10 +11,10 @@ import (
 // answer must not hold up all requests, one after the other.
 const connectPatience = 10 * time.Second
 
-// connectTransport has one request at a time look for a connection to the API server; the others then share the one that
-// it finds. Without it each of the first requests, which come at the same time, makes one for itself, and all but one of
-// them are thrown away. A TLS handshake is the most expensive part of a node's return to an API server that was away, and all
-// nodes return at once.
+// connectTransport has one request at a time look for a connection to the API server; the others then share the one
+// that it finds. Without it each of the first requests, which come at the same time, makes one for itself, and all but
+// one of them are thrown away. A TLS handshake is the most expensive part of a node's return to an API server that was
+// away, and all nodes return at once.
 type connectTransport struct {
 	next http.RoundTripper
 	// turn holds a token while no request is looking for a connection.

@@ -14,7 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestOneConnection: requests that come at the same time share one connection, which costs the API server one handshake.
+// TestOneConnection: requests that come at the same time share one connection, which costs the API server one
+// handshake.
 func TestOneConnection(t *testing.T) {
 	var connections atomic.Int32
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -65,7 +66,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestConnectFails: a request that finds no connection gives its turn on, and one that looks for too long holds up no other.
+// TestConnectFails: a request that finds no connection gives its turn on, and one that looks for too long holds up no
+// other.
 func TestConnectFails(t *testing.T) {
 	refused := errors.New("refused")
 	hang, hanging := make(chan struct{}), make(chan struct{})

@@ -55,14 +55,15 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 		some, all := list.Of(f)
 		closed := len(some) == 0 && !all
 		if closed && slices.ContainsFunc(balancers, f.Has) {
-			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f.Name(), f.Name()))
+			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f.Name(),
+				f.Name()))
 		}
 	}
 	return list
 }
 
-// restrict applies the annotation source-ranges to the load balancer's addresses, too. It reports the families that are closed
-// although the annotation has some ranges, as sources does: somebody may have forgotten them.
+// restrict applies the annotation source-ranges to the load balancer's addresses, too. It reports the families that are
+// closed although the annotation has some ranges, as sources does: somebody may have forgotten them.
 func restrict(bare *service.Service, p *problemList) {
 	const field = "metadata.annotations[" + service.OptionPrefix + "source-ranges]"
 	direct, balanced := bare.Options.SourceRanges, bare.Sources
@@ -80,9 +81,11 @@ func restrict(bare *service.Service, p *problemList) {
 		switch {
 		case !bare.InFamily(f):
 		case closed(direct, f):
-			p.add(field, fmt.Errorf("no valid %s range: external addresses and node ports of %s are closed to all clients", f.Name(), f.Name()))
+			p.add(field, fmt.Errorf("no valid %s range: external addresses and node ports of %s are closed to all clients",
+				f.Name(), f.Name()))
 		case closed(bare.Sources, f) && !closed(balanced, f) && slices.ContainsFunc(bare.LoadBalancerIPs, f.Has):
-			p.add(field, fmt.Errorf("no %s address is in spec.loadBalancerSourceRanges too: the load balancer's %s addresses are closed to all clients", f.Name(), f.Name()))
+			p.add(field, fmt.Errorf("no %s address is in spec.loadBalancerSourceRanges too: the load balancer's %s addresses "+
+				"are closed to all clients", f.Name(), f.Name()))
 		}
 	}
 }
@@ -127,7 +130,9 @@ func healthCheckNodePort(spec *corev1.ServiceSpec, bare *service.Service, p *pro
 	switch {
 	case err != nil:
 		p.add(field, err)
-	case slices.ContainsFunc(bare.Ports, func(o service.Port) bool { return o.Protocol == service.TCP && o.NodePort == port }):
+	case slices.ContainsFunc(bare.Ports, func(o service.Port) bool {
+		return o.Protocol == service.TCP && o.NodePort == port
+	}):
 		p.addValue(field, strconv.Itoa(int(port)), "a port of the Service has the same node port")
 		return 0
 	}

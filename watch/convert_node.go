@@ -27,7 +27,8 @@ type nodeObject struct {
 }
 
 // convertNode keeps a Node's zone, whether load balancers may choose it, its podCIDRs,
-// and its InternalIPs and then its ExternalIPs, each in the object's order, without those that clients elsewhere cannot use.
+// and its InternalIPs and then its ExternalIPs, each in the object's order, without those that clients elsewhere cannot
+// use.
 func convertNode(n *corev1.Node) *nodeObject {
 	object := &nodeObject{identity: identify(&n.ObjectMeta)}
 	p := problemsOf("Node", &n.ObjectMeta)

@@ -154,7 +154,8 @@ func externalPolicy(spec *corev1.ServiceSpec, p *problemList) service.TrafficPol
 	if spec.ExternalTrafficPolicy == "" {
 		return service.Cluster
 	}
-	external := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer || len(spec.ExternalIPs) > 0
+	external := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer ||
+		len(spec.ExternalIPs) > 0
 	return policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy), p) && service.TrafficPolicy(external)
 }
 
@@ -192,12 +193,14 @@ func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 			continue
 		}
 		if _, again := numbers.add(number{port.Protocol, port.Port}); again {
-			p.addValue(item("spec.ports", i), strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(), "an earlier port has the same number and protocol")
+			p.addValue(item("spec.ports", i), strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(),
+				"an earlier port has the same number and protocol")
 			continue
 		}
 		if port.NodePort != 0 {
 			if _, again := nodePorts.add(number{port.Protocol, port.NodePort}); again {
-				p.addValue(item("spec.ports", i)+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
+				p.addValue(item("spec.ports", i)+".nodePort", strconv.Itoa(int(port.NodePort)),
+					"an earlier port has the same node port")
 				port.NodePort = 0
 			}
 		}

@@ -93,7 +93,8 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	}
 	defer func() { object.problems = p.all() }()
 	if owner == "" {
-		p.add("metadata.labels", &SliceIgnoredError{fmt.Errorf("no %s: it belongs to no Service", discoveryv1.LabelServiceName)})
+		p.add("metadata.labels", &SliceIgnoredError{fmt.Errorf("no %s: it belongs to no Service",
+			discoveryv1.LabelServiceName)})
 		return object
 	}
 	object.owner = service.NewName(s.Namespace, owner)
@@ -101,7 +102,8 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	switch s.AddressType {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
 	default:
-		p.add("addressType", &SliceIgnoredError{&ValueError{string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints"}})
+		p.add("addressType", &SliceIgnoredError{&ValueError{string(s.AddressType), "not IPv4 or IPv6: a packet cannot be " +
+			"sent to its endpoints"}})
 		return object
 	}
 	object.trigger, object.family = triggerTime(s, p), ip.V4
@@ -131,7 +133,8 @@ func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
 	}
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
-		p.addValue("metadata.annotations["+corev1.EndpointsLastChangeTriggerTime+"]", beginning(text), "not a time such as 2006-01-02T15:04:05.999Z: the delay of this change is not measured")
+		p.addValue("metadata.annotations["+corev1.EndpointsLastChangeTriggerTime+"]", beginning(text),
+			"not a time such as 2006-01-02T15:04:05.999Z: the delay of this change is not measured")
 		return time.Time{}
 	}
 	return t
@@ -158,8 +161,8 @@ func misspelt(m *metav1.ObjectMeta, p *problemList) {
 	}
 }
 
-// weightKeys are the annotations that say the weight of a slice's endpoints. The first that can be used counts. The second
-// is Cilium's (1.20), which the operator of its Gateway API writes, too.
+// weightKeys are the annotations that say the weight of a slice's endpoints. The first that can be used counts. The
+// second is Cilium's (1.20), which the operator of its Gateway API writes, too.
 func weightKeys() [2]string { return [...]string{"nftproxy.io/weight", "service.cilium.io/weight"} }
 
 // sliceWeight returns the weight of each endpoint of the slice.
@@ -178,7 +181,8 @@ func sliceWeight(s *discoveryv1.EndpointSlice, p *problemList) (weight service.W
 		bad = append(bad, key)
 	}
 	for _, key := range bad {
-		p.addValue("metadata.annotations["+key+"]", beginning(s.Annotations[key]), fmt.Sprintf("not a whole number from 0 to 65535: the endpoints have the weight %d", weight.Number()))
+		p.addValue("metadata.annotations["+key+"]", beginning(s.Annotations[key]),
+			fmt.Sprintf("not a whole number from 0 to 65535: the endpoints have the weight %d", weight.Number()))
 	}
 	return weight
 }
@@ -208,8 +212,12 @@ func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *probl
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
 		}
 		if e.Hints != nil {
-			endpoint.Nodes = hints(object, i, e.Hints.ForNodes, func(h discoveryv1.ForNode) string { return h.Name }, ".hints.forNodes", p)
-			endpoint.Zones = hints(object, i, e.Hints.ForZones, func(h discoveryv1.ForZone) string { return h.Name }, ".hints.forZones", p)
+			endpoint.Nodes = hints(object, i, e.Hints.ForNodes, func(h discoveryv1.ForNode) string {
+				return h.Name
+			}, ".hints.forNodes", p)
+			endpoint.Zones = hints(object, i, e.Hints.ForZones, func(h discoveryv1.ForZone) string {
+				return h.Name
+			}, ".hints.forZones", p)
 		}
 		if e.NodeName != nil {
 			if err := checkName(*e.NodeName); err != nil {
@@ -237,9 +245,10 @@ func (object *sliceObject) share(name string) string {
 	return shared.Value()
 }
 
-// hints returns the names in one kind of hint of an endpoint, which is given by its number. It reports a bad name, and the others
-// count.
-func hints[T any](object *sliceObject, endpoint int, list []T, name func(T) string, subfield string, p *problemList) service.Hints {
+// hints returns the names in one kind of hint of an endpoint, which is given by its number. It reports a bad name, and
+// the others count.
+func hints[T any](object *sliceObject, endpoint int, list []T, name func(T) string, subfield string,
+	p *problemList) service.Hints {
 	if len(list) == 0 {
 		return ""
 	}
@@ -296,7 +305,8 @@ func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, 
 		list[i].endpoints = service.MergeEndpoints(all[i])
 	}
 	if leftOut > 0 {
-		p.add("ports", fmt.Errorf("%d of %d are left out: each has %d endpoints, and the slice would take more than %d elements", leftOut, len(ports), len(endpoints), maxSliceEndpoints))
+		p.add("ports", fmt.Errorf("%d of %d are left out: each has %d endpoints, and the slice would take more than %d "+
+			"elements", leftOut, len(ports), len(endpoints), maxSliceEndpoints))
 	}
 	slices.SortFunc(list, func(a, b slicePort) int { return a.key.compare(b.key) })
 	return list

@@ -24,11 +24,12 @@ func BenchmarkDecodeList(b *testing.B) {
 		for i := range objects {
 			list.Items = append(list.Items, *uniformSlice(i, endpoints))
 		}
-		benchmarkList(b, fmt.Sprintf("slices of %d", endpoints), encode(b, list, discoveryv1.SchemeGroupVersion), sliceKind(), func(o runtime.Object) {
-			for i := range o.(*discoveryv1.EndpointSliceList).Items {
-				convertSlice(&o.(*discoveryv1.EndpointSliceList).Items[i])
-			}
-		})
+		benchmarkList(b, fmt.Sprintf("slices of %d", endpoints), encode(b, list, discoveryv1.SchemeGroupVersion), sliceKind(),
+			func(o runtime.Object) {
+				for i := range o.(*discoveryv1.EndpointSliceList).Items {
+					convertSlice(&o.(*discoveryv1.EndpointSliceList).Items[i])
+				}
+			})
 	}
 	list := &corev1.ServiceList{}
 	for i := range objects {
@@ -41,7 +42,8 @@ func BenchmarkDecodeList(b *testing.B) {
 	})
 }
 
-func benchmarkList[K wire.Object](b *testing.B, name string, bytes []byte, kind wire.Kind[K], convert func(runtime.Object)) {
+func benchmarkList[K wire.Object](b *testing.B, name string, bytes []byte, kind wire.Kind[K],
+	convert func(runtime.Object)) {
 	b.Run(name+"/wire", func(b *testing.B) {
 		in := newReader(bytes)
 		b.ReportAllocs()

@@ -17,17 +17,19 @@ import (
 	"k8s.io/client-go/util/connrotation"
 )
 
-// The limits of a connection to the API server. Looking up its name has one of its own: by resolv.conf(5) the resolver waits
-// 5 s for each nameserver that does not answer, twice, with up to three of them, and again for each search domain.
+// The limits of a connection to the API server. Looking up its name has one of its own: by resolv.conf(5) the resolver
+// waits 5 s for each nameserver that does not answer, twice, with up to three of them, and again for each search
+// domain.
 const (
 	lookupLimit = time.Minute
 	// connectLimit is for each address. With client-go's 30 s, the log would report a wrong address only after 30 s.
 	connectLimit = 5 * time.Second
 	// fallbackDelay is how long the addresses of the family that comes first have no rivals (RFC 6555; as in package net).
 	fallbackDelay = 300 * time.Millisecond
-	// silenceLimit is how long a peer may leave unacknowledged what was sent to it: requests, and probes of a connection at rest
-	// (TCP_USER_TIMEOUT, tcp(7)). The first probe comes after probeIdle, the next ones each probeInterval. So a load balancer or a
-	// machine that fails without a word is noticed within 20 s, while no process wakes; client-go's own pings take 45 s.
+	// silenceLimit is how long a peer may leave unacknowledged what was sent to it: requests, and probes of a connection
+	// at rest (TCP_USER_TIMEOUT, tcp(7)). The first probe comes after probeIdle, the next ones each probeInterval. So a
+	// load balancer or a machine that fails without a word is noticed within 20 s, while no process wakes; client-go's own
+	// pings take 45 s.
 	silenceLimit  = 15 * time.Second
 	probeIdle     = 10 * time.Second
 	probeInterval = 3 * time.Second
@@ -89,8 +91,8 @@ type attempt struct {
 	err  error
 }
 
-// race connects by both families, the second one a little later or when the first has failed. The first connection counts,
-// or the first error.
+// race connects by both families, the second one a little later or when the first has failed. The first connection
+// counts, or the first error.
 func (c connector) race(ctx context.Context, network string, groups [2][]string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

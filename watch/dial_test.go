@@ -38,17 +38,36 @@ func TestConnector(t *testing.T) {
 		want    string // the address or the error
 		within  time.Duration
 	}{
-		"an address":                         {host: "192.0.2.1", answers: map[string]way{"192.0.2.1:6443": {after: time.Second}}, want: "192.0.2.1:6443", within: time.Second},
-		"an address of IPv6":                 {host: "[2001:db8::1]", answers: map[string]way{"[2001:db8::1]:6443": {after: time.Second}}, want: "[2001:db8::1]:6443", within: time.Second},
-		"two dead nameservers":               {host: "api", lookup: 10 * time.Second, addrs: []string{"192.0.2.1"}, answers: map[string]way{"192.0.2.1:6443": {after: 4 * time.Second}}, want: "192.0.2.1:6443", within: 14 * time.Second},
-		"dead nameservers, five names":       {host: "api", lookup: 50 * time.Second, addrs: []string{"192.0.2.1"}, answers: map[string]way{"192.0.2.1:6443": {after: 4 * time.Second}}, want: "192.0.2.1:6443", within: 54 * time.Second},
-		"a resolver that hangs":              {host: "api", lookup: time.Hour, want: context.DeadlineExceeded.Error(), within: lookupLimit},
-		"no such name":                       {host: "api", lookup: time.Second, failed: unknown, want: unknown.Error(), within: time.Second},
-		"the first address is silent":        {host: "api", addrs: []string{"192.0.2.1", "192.0.2.2"}, answers: map[string]way{"192.0.2.1:6443": silent, "192.0.2.2:6443": {after: time.Second}}, want: "192.0.2.2:6443", within: connectLimit + time.Second},
-		"one family is silent":               {host: "api", addrs: []string{"2001:db8::1", "2001:db8::2", "192.0.2.1"}, answers: map[string]way{"[2001:db8::1]:6443": silent, "[2001:db8::2]:6443": silent, "192.0.2.1:6443": {after: time.Second}}, want: "192.0.2.1:6443", within: fallbackDelay + time.Second},
-		"one family is refused":              {host: "api", addrs: []string{"2001:db8::1", "192.0.2.1"}, answers: map[string]way{"[2001:db8::1]:6443": {after: 1, err: refused}, "192.0.2.1:6443": {after: time.Second}}, want: "192.0.2.1:6443", within: time.Second + 1},
-		"both answer, the first comes first": {host: "api", addrs: []string{"192.0.2.1", "2001:db8::1"}, answers: map[string]way{"192.0.2.1:6443": {after: fallbackDelay + 1}, "[2001:db8::1]:6443": {after: time.Second}}, want: "192.0.2.1:6443", within: fallbackDelay + 1},
-		"all are silent":                     {host: "api", addrs: []string{"192.0.2.1", "192.0.2.2"}, answers: map[string]way{"192.0.2.1:6443": silent, "192.0.2.2:6443": silent}, want: os.ErrDeadlineExceeded.Error(), within: 2 * connectLimit},
+		"an address": {host: "192.0.2.1",
+			answers: map[string]way{"192.0.2.1:6443": {after: time.Second}}, want: "192.0.2.1:6443", within: time.Second},
+		"an address of IPv6": {host: "[2001:db8::1]",
+			answers: map[string]way{"[2001:db8::1]:6443": {after: time.Second}}, want: "[2001:db8::1]:6443",
+			within: time.Second},
+		"two dead nameservers": {host: "api", lookup: 10 * time.Second, addrs: []string{"192.0.2.1"},
+			answers: map[string]way{"192.0.2.1:6443": {after: 4 * time.Second}}, want: "192.0.2.1:6443",
+			within: 14 * time.Second},
+		"dead nameservers, five names": {host: "api", lookup: 50 * time.Second, addrs: []string{"192.0.2.1"},
+			answers: map[string]way{"192.0.2.1:6443": {after: 4 * time.Second}}, want: "192.0.2.1:6443",
+			within: 54 * time.Second},
+		"a resolver that hangs": {host: "api", lookup: time.Hour, want: context.DeadlineExceeded.Error(),
+			within: lookupLimit},
+		"no such name": {host: "api", lookup: time.Second, failed: unknown, want: unknown.Error(),
+			within: time.Second},
+		"the first address is silent": {host: "api", addrs: []string{"192.0.2.1", "192.0.2.2"},
+			answers: map[string]way{"192.0.2.1:6443": silent, "192.0.2.2:6443": {after: time.Second}}, want: "192.0.2.2:6443",
+			within: connectLimit + time.Second},
+		"one family is silent": {host: "api", addrs: []string{"2001:db8::1", "2001:db8::2", "192.0.2.1"},
+			answers: map[string]way{"[2001:db8::1]:6443": silent, "[2001:db8::2]:6443": silent,
+				"192.0.2.1:6443": {after: time.Second}}, want: "192.0.2.1:6443", within: fallbackDelay + time.Second},
+		"one family is refused": {host: "api", addrs: []string{"2001:db8::1", "192.0.2.1"},
+			answers: map[string]way{"[2001:db8::1]:6443": {after: 1, err: refused}, "192.0.2.1:6443": {after: time.Second}},
+			want:    "192.0.2.1:6443", within: time.Second + 1},
+		"both answer, the first comes first": {host: "api", addrs: []string{"192.0.2.1", "2001:db8::1"},
+			answers: map[string]way{"192.0.2.1:6443": {after: fallbackDelay + 1}, "[2001:db8::1]:6443": {after: time.Second}},
+			want:    "192.0.2.1:6443", within: fallbackDelay + 1},
+		"all are silent": {host: "api", addrs: []string{"192.0.2.1", "192.0.2.2"},
+			answers: map[string]way{"192.0.2.1:6443": silent, "192.0.2.2:6443": silent}, want: os.ErrDeadlineExceeded.Error(),
+			within: 2 * connectLimit},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -133,8 +152,8 @@ func (c *tracked) Close() error {
 	return nil
 }
 
-// TestDeadNameserver: a nameserver that does not answer, as the first of resolv.conf on a node whose link to it is down,
-// costs 5 s and not the connection.
+// TestDeadNameserver: a nameserver that does not answer, as the first of resolv.conf on a node whose link to it is
+// down, costs 5 s and not the connection.
 func TestDeadNameserver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: takes as long as the resolver waits for a nameserver")
@@ -157,7 +176,8 @@ func TestDeadNameserver(t *testing.T) {
 	c := newConnector()
 	c.lookup = resolver.LookupNetIP
 	start := time.Now()
-	conn, err := c.connect(t.Context(), "tcp", strings.Replace(server.Listener.Addr().String(), "127.0.0.1", "api.example.", 1))
+	conn, err := c.connect(t.Context(), "tcp", strings.Replace(server.Listener.Addr().String(), "127.0.0.1",
+		"api.example.", 1))
 	if err != nil {
 		t.Fatalf("after %s: %v", time.Since(start), err)
 	}
@@ -203,13 +223,14 @@ func nameserver(t *testing.T, addr netip.Addr) string {
 	return conn.LocalAddr().String()
 }
 
-// TestSilentPeer: a connection whose peer falls silent without a word ends, at rest and with a request under way, so that watches
-// go on by another one. client-go's pings would take 45 s.
+// TestSilentPeer: a connection whose peer falls silent without a word ends, at rest and with a request under way, so
+// that watches go on by another one. client-go's pings would take 45 s.
 func TestSilentPeer(t *testing.T) {
 	server, client := testnet.NamespaceForTest(t, "server"), testnet.NamespaceForTest(t, "client")
 	here, there := testnet.End{NS: server, Link: "eth0"}, testnet.End{NS: client, Link: "eth0"}
 	addr := netip.MustParsePrefix("192.0.2.1/24")
-	if err := errors.Join(testnet.Pair(here, there), server.AddAddr("eth0", addr), client.AddAddr("eth0", netip.MustParsePrefix("192.0.2.2/24"))); err != nil {
+	if err := errors.Join(testnet.Pair(here, there), server.AddAddr("eth0", addr),
+		client.AddAddr("eth0", netip.MustParsePrefix("192.0.2.2/24"))); err != nil {
 		t.Fatal(err)
 	}
 	to := netip.AddrPortFrom(addr.Addr(), 6443)

@@ -52,7 +52,8 @@ func (d *document) addBroken(key manifestKey, field string, err error) {
 
 func (d *document) addProblem(key manifestKey, field string, err error) {
 	namespace, name := key.name.Split()
-	d.problems = append(d.problems, Problem{Object: Object{Kind: key.kind, Namespace: namespace, Name: name}, Field: field, Err: err})
+	d.problems = append(d.problems, Problem{Object: Object{Kind: key.kind, Namespace: namespace, Name: name}, Field: field,
+		Err: err})
 }
 
 // chunk is the text of one document of a file.
@@ -206,13 +207,14 @@ type header struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// read reads the fields, also where some have values of other types: it returns what is lost of a list, and of an object what
-// is reported with its other fields.
+// read reads the fields, also where some have values of other types: it returns what is lost of a list, and of an
+// object what is reported with its other fields.
 func (h *header) read(data []byte) (lost []Problem, _ error) {
 	if json.Unmarshal(data, h) == nil {
 		return nil, nil
 	}
-	data, err := shaper{func(field string, err error) { lost = append(lost, Problem{Field: field, Err: err}) }}.shape(data, reflect.TypeFor[header]())
+	data, err := shaper{func(field string, err error) { lost = append(lost, Problem{Field: field, Err: err}) }}.shape(data,
+		reflect.TypeFor[header]())
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +279,8 @@ func (d *document) ignore(key manifestKey, apiVersion string) {
 	version, _ := schema.ParseGroupVersion(apiVersion)
 	kind := schema.GroupKind{Group: version.Group, Kind: key.kind}
 	if scheme.Scheme.IsGroupRegistered(kind.Group) && len(scheme.Scheme.VersionsForGroupKind(kind)) == 0 {
-		d.addBroken(key, "kind", &ValueError{Value: key.kind, Reason: "no such kind in apiVersion " + strconv.Quote(apiVersion)})
+		d.addBroken(key, "kind", &ValueError{Value: key.kind, Reason: "no such kind in apiVersion " +
+			strconv.Quote(apiVersion)})
 		return
 	}
 	d.addProblem(key, "", ErrIgnoredKind)
@@ -309,7 +312,9 @@ func (d *document) object(key manifestKey, data []byte) {
 			return
 		}
 		spell(serviceWords(s), report)
-		if slices.ContainsFunc(s.Spec.IPFamilies, func(f corev1.IPFamily) bool { return f != corev1.IPv4Protocol && f != corev1.IPv6Protocol }) {
+		if slices.ContainsFunc(s.Spec.IPFamilies, func(f corev1.IPFamily) bool {
+			return f != corev1.IPv4Protocol && f != corev1.IPv6Protocol
+		}) {
 			s.Spec.IPFamilies = nil // The addresses say it.
 		}
 		if err := fillService(s); err != nil {
@@ -388,7 +393,8 @@ func fillService(s *corev1.Service) error {
 	case spec.ClusterIP != "" && len(spec.ClusterIPs) == 0:
 		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
-	if _, otherProxy := s.Labels[labelProxyName]; spec.ClusterIP == "" && spec.Type != corev1.ServiceTypeExternalName && !otherProxy {
+	if _, otherProxy := s.Labels[labelProxyName]; spec.ClusterIP == "" && spec.Type != corev1.ServiceTypeExternalName &&
+		!otherProxy {
 		return errors.New("missing: no API server allocates one for a manifest")
 	}
 	if len(spec.IPFamilies) > 0 {

@@ -27,7 +27,8 @@ func udpServices(ix *index) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("svc", i+1)},
 			Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprint("10.96.0.", i+1)},
 		}
-		for n, name := range []string{"", "p11", "p11-2", "p12", "p122", "p13", "p14", "p21", "p22", "p23", "p33", "p44", "p45"} {
+		for n, name := range []string{"", "p11", "p11-2", "p12", "p122", "p13", "p14", "p21", "p22", "p23", "p33", "p44",
+			"p45"} {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: int32(1 + n)})
 		}
 		ix.setService(convertService(s))
@@ -47,7 +48,8 @@ func slicesOf(t *testing.T, text string) map[string]*discoveryv1.EndpointSlice {
 			continue
 		}
 		s := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: words[0], Labels: map[string]string{discoveryv1.LabelServiceName: words[1]}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: words[0],
+				Labels: map[string]string{discoveryv1.LabelServiceName: words[1]}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 		}
 		for port := range strings.SplitSeq(words[2], ",") {
@@ -118,26 +120,35 @@ svc2 p22 10.2.2.1:22@other 10.2.2.2:22@node-0
 	const portsIs = "svc1 p11 10.1.1.1:11@other 10.1.1.2:11@node-0\nsvc1 p12 10.1.1.1:12@other 10.1.1.2:12@node-0\n"
 	for _, test := range []struct{ name, before, after, is, becomes string }{
 		{name: "nothing"},
-		{name: "the same, unnamed port", before: "a svc1 =11 10.1.1.1@other", after: "a svc1 =11 10.1.1.1@other", is: "svc1  10.1.1.1:11@other\n"},
-		{name: "the same, named port, local", before: "a svc1 p11=11 10.1.1.1@node-0", after: "a svc1 p11=11 10.1.1.1@node-0", is: "svc1 p11 10.1.1.1:11@node-0\n"},
+		{name: "the same, unnamed port", before: "a svc1 =11 10.1.1.1@other", after: "a svc1 =11 10.1.1.1@other",
+			is: "svc1  10.1.1.1:11@other\n"},
+		{name: "the same, named port, local", before: "a svc1 p11=11 10.1.1.1@node-0", after: "a svc1 p11=11 10.1.1.1@node-0",
+			is: "svc1 p11 10.1.1.1:11@node-0\n"},
 		{name: "the same, two slices", before: two, after: two, is: twoIs},
 		{
-			name: "the same, two slices, several ports, local", is: "svc1 p11 10.1.1.1:11@node-0\nsvc1 p12 10.1.1.1:12@node-0\nsvc1 p13 10.1.1.3:13@other\n",
-			before: "a svc1 p11=11,p12=12 10.1.1.1@node-0\nb svc1 p13=13 10.1.1.3@other", after: "a svc1 p11=11,p12=12 10.1.1.1@node-0\nb svc1 p13=13 10.1.1.3@other",
+			name: "the same, two slices, several ports, local", is: "svc1 p11 10.1.1.1:11@node-0\nsvc1 p12 " +
+				"10.1.1.1:12@node-0\nsvc1 p13 10.1.1.3:13@other\n",
+			before: "a svc1 p11=11,p12=12 10.1.1.1@node-0\nb svc1 p13=13 10.1.1.3@other",
+			after:  "a svc1 p11=11,p12=12 10.1.1.1@node-0\nb svc1 p13=13 10.1.1.3@other",
 		},
 		{name: "the same, two services, several of everything", before: many, after: many, is: manyIs},
 		{name: "a slice comes", after: "a svc1 =11 10.1.1.1@node-0", becomes: "svc1  10.1.1.1:11@node-0\n"},
 		{name: "a slice goes", before: "a svc1 =11 10.1.1.1@node-0", is: "svc1  10.1.1.1:11@node-0\n", becomes: "-"},
 		{name: "an address and a port come", before: one, after: ports, is: oneIs, becomes: portsIs},
 		{name: "an address and a port go", before: ports, after: one, is: portsIs, becomes: oneIs},
-		{name: "a second slice comes", before: one, after: one + "b svc1 p12=12 10.1.1.2@node-0", is: oneIs, becomes: oneIs + "svc1 p12 10.1.1.2:12@node-0\n"},
+		{name: "a second slice comes", before: one, after: one + "b svc1 p12=12 10.1.1.2@node-0", is: oneIs, becomes: oneIs +
+			"svc1 p12 10.1.1.2:12@node-0\n"},
 		{name: "the second slice goes", before: two, after: one, is: twoIs, becomes: oneIs},
-		{name: "a port gets another name", before: one, after: "a svc1 p11-2=11 10.1.1.1@other", is: oneIs, becomes: "svc1 p11-2 10.1.1.1:11@other\n"},
-		{name: "a port gets another number", before: one, after: "a svc1 p11=22 10.1.1.1@other", is: oneIs, becomes: "svc1 p11 10.1.1.1:22@other\n"},
+		{name: "a port gets another name", before: one, after: "a svc1 p11-2=11 10.1.1.1@other", is: oneIs,
+			becomes: "svc1 p11-2 10.1.1.1:11@other\n"},
+		{name: "a port gets another number", before: one, after: "a svc1 p11=22 10.1.1.1@other", is: oneIs,
+			becomes: "svc1 p11 10.1.1.1:22@other\n"},
 		{
-			name:   "much at once",
-			before: one + "c svc2 p22=22 10.2.2.2@node-0 10.2.2.22@node-0\nd svc2 p23=23 10.2.2.3@node-0\nf svc4 p44=44 10.4.4.4@node-0 10.4.4.5@node-0\ng svc4 p45=45 10.4.4.6@node-0\n",
-			after:  "a svc1 p11=11 10.1.1.1@other 10.1.1.11@other\nb svc1 p12=12,p122=122 10.1.1.2@other\ne svc3 p33=33 10.3.3.3@other\nf svc4 p44=44 10.4.4.4@node-0\n",
+			name: "much at once",
+			before: one + "c svc2 p22=22 10.2.2.2@node-0 10.2.2.22@node-0\nd svc2 p23=23 10.2.2.3@node-0\nf svc4 p44=44 " +
+				"10.4.4.4@node-0 10.4.4.5@node-0\ng svc4 p45=45 10.4.4.6@node-0\n",
+			after: "a svc1 p11=11 10.1.1.1@other 10.1.1.11@other\nb svc1 p12=12,p122=122 10.1.1.2@other\ne svc3 p33=33 " +
+				"10.3.3.3@other\nf svc4 p44=44 10.4.4.4@node-0\n",
 			is: `svc1 p11 10.1.1.1:11@other
 svc2 p22 10.2.2.2:22@node-0 10.2.2.22:22@node-0
 svc2 p23 10.2.2.3:23@node-0
@@ -151,9 +162,12 @@ svc3 p33 10.3.3.3:33@other
 svc4 p44 10.4.4.4:44@node-0
 `,
 		},
-		{name: "from no address to one", before: "a svc1 =11", after: "a svc1 =11 10.1.1.1@other", becomes: "svc1  10.1.1.1:11@other\n"},
-		{name: "ready to terminating", before: one, after: "a svc1 p11=11 10.1.1.1@other!", is: oneIs, becomes: "svc1 p11 10.1.1.1:11@other!\n"},
-		{name: "terminating to none", before: "a svc1 p11=11 10.1.1.1@other!", after: "a svc1 p11=11", is: "svc1 p11 10.1.1.1:11@other!\n", becomes: "-"},
+		{name: "from no address to one", before: "a svc1 =11", after: "a svc1 =11 10.1.1.1@other",
+			becomes: "svc1  10.1.1.1:11@other\n"},
+		{name: "ready to terminating", before: one, after: "a svc1 p11=11 10.1.1.1@other!", is: oneIs,
+			becomes: "svc1 p11 10.1.1.1:11@other!\n"},
+		{name: "terminating to none", before: "a svc1 p11=11 10.1.1.1@other!", after: "a svc1 p11=11",
+			is: "svc1 p11 10.1.1.1:11@other!\n", becomes: "-"},
 
 		{name: "two slices with the same endpoint", before: one + strings.Replace(one, "a ", "b ", 1), after: one, is: oneIs},
 		{name: "the endpoint moves to another slice", before: one, after: strings.Replace(one, "a ", "b ", 1), is: oneIs},
@@ -161,10 +175,14 @@ svc4 p44 10.4.4.4:44@node-0
 			name: "the running one of two with one address counts, whichever comes first", is: "svc1 p11 10.1.1.1:11@other\n",
 			before: "a svc1 p11=11 10.1.1.1@node-0! 10.1.1.1@other", after: "a svc1 p11=11 10.1.1.1@other 10.1.1.1@node-0!",
 		},
-		{name: "one address, two numbers of one port", before: "a svc1 p11=11 10.1.1.1@other\nb svc1 p11=22 10.1.1.1@other", is: "svc1 p11 10.1.1.1:11@other 10.1.1.1:22@other\n", becomes: "-"},
-		{name: "the slice's service label changes", before: one, after: "a svc2 p11=11 10.1.1.1@other", is: oneIs, becomes: "svc2 p11 10.1.1.1:11@other\n"},
-		{name: "one of two slices changes its service label", before: two, after: strings.Replace(two, "b svc1", "b svc3", 1), is: twoIs, becomes: oneIs + "svc3 p12 10.1.1.2:12@other\n"},
-		{name: "the label names a service that is not there", before: one, after: "a svc9 p11=11 10.1.1.1@other", is: oneIs, becomes: "-"},
+		{name: "one address, two numbers of one port", before: "a svc1 p11=11 10.1.1.1@other\nb svc1 p11=22 10.1.1.1@other",
+			is: "svc1 p11 10.1.1.1:11@other 10.1.1.1:22@other\n", becomes: "-"},
+		{name: "the slice's service label changes", before: one, after: "a svc2 p11=11 10.1.1.1@other", is: oneIs,
+			becomes: "svc2 p11 10.1.1.1:11@other\n"},
+		{name: "one of two slices changes its service label", before: two, after: strings.Replace(two, "b svc1", "b svc3", 1),
+			is: twoIs, becomes: oneIs + "svc3 p12 10.1.1.2:12@other\n"},
+		{name: "the label names a service that is not there", before: one, after: "a svc9 p11=11 10.1.1.1@other", is: oneIs,
+			becomes: "-"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ix := newIndex("node-0")
@@ -221,7 +239,8 @@ func TestProxyNameByWatch(t *testing.T) {
 	labelled := uniformService(0)
 	labelled.Labels = map[string]string{labelProxyName: "mesh"}
 	s.set("services", labelled)
-	o.await(textNode + "service ns-0/svc-0 created 0001-01-01T00:00:00Z\n  cluster-ip 172.30.0.0\n  port - tcp 80\n  other-proxy\n")
+	o.await(textNode + "service ns-0/svc-0 created 0001-01-01T00:00:00Z\n  cluster-ip 172.30.0.0\n  port - tcp 80\n  " +
+		"other-proxy\n")
 	s.remove("services", "svc-0")
 	o.await(textNode)
 	s.set("services", uniformService(0))
@@ -242,7 +261,8 @@ func TestManyPortsOfSlice(t *testing.T) {
 	if len(object.problems) != 1 {
 		t.Fatalf("problems: %v", object.problems)
 	}
-	want := "ports: 18952 of 20000 are left out: each has 250 endpoints, and the slice would take more than 262144 elements"
+	want := "ports: 18952 of 20000 are left out: each has 250 endpoints, and the slice would take more than 262144 " +
+		"elements"
 	if got := object.problems[0].Error(); !strings.HasSuffix(got, want) {
 		t.Errorf("problem %q, want %q", got, want)
 	}

@@ -87,7 +87,8 @@ const (
 // everywhere returns whether all nodes report the same event: its cause is only in the
 // API server's objects and the cluster's configuration.
 func (r Reason) everywhere() bool {
-	return slices.Contains([]Reason{ReasonInvalid, ReasonConflict, ReasonTooLarge, ReasonWithoutAffinity, ReasonSourcesClosed, ReasonExternalIPsIgnored}, r)
+	return slices.Contains([]Reason{ReasonInvalid, ReasonConflict, ReasonTooLarge, ReasonWithoutAffinity,
+		ReasonSourcesClosed, ReasonExternalIPsIgnored}, r)
 }
 
 // kind returns the type of an event, as the API has it.
@@ -157,7 +158,8 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 // kubelet and kube-proxy: kubectl describe looks for that.
 func (e *Event) reference() *corev1.ObjectReference {
 	o := &e.Object
-	r := &corev1.ObjectReference{APIVersion: apiVersion(o.Kind), Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: types.UID(o.UID), FieldPath: e.Field}
+	r := &corev1.ObjectReference{APIVersion: apiVersion(o.Kind), Kind: o.Kind, Namespace: o.Namespace, Name: o.Name,
+		UID: types.UID(o.UID), FieldPath: e.Field}
 	if o.Kind == "Node" {
 		r.UID = types.UID(o.Name)
 	}
@@ -171,10 +173,11 @@ const (
 	maxName = 253
 )
 
-// newRecorder returns a function that writes an event, later, until the context ends: in the background, one after the other.
-// It never blocks, and is safe for concurrent use. client-go limits the events of one object to 25, then one in five minutes.
-// It counts repeated events in one event, and keeps one of many similar ones. The rest is dropped. unwritten is called when an
-// event cannot be written, and not again before one has been; from one goroutine at a time. Nothing else depends on events.
+// newRecorder returns a function that writes an event, later, until the context ends: in the background, one after the
+// other. It never blocks, and is safe for concurrent use. client-go limits the events of one object to 25, then one in
+// five minutes. It counts repeated events in one event, and keeps one of many similar ones. The rest is dropped.
+// unwritten is called when an event cannot be written, and not again before one has been; from one goroutine at a time.
+// Nothing else depends on events.
 func newRecorder(ctx context.Context, to record.EventSink, node string, unwritten func(error)) (write func(Event)) {
 	// client-go would log each attempt to write an event, with the whole event.
 	silent := klog.Logger{}

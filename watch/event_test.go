@@ -118,38 +118,47 @@ func TestProblemEvent(t *testing.T) {
 			Event{web, "spec.externalIPs[1]", ReasonInvalid, `spec.externalIPs[1]: "1.2.3": not an IP address`},
 		},
 		"a conflict": {
-			Problem{Object: web, Err: &ConflictError{ConflictList{Conflicts: []string{claim.String() + " belongs to Service shop/older"}}}},
+			Problem{Object: web,
+				Err: &ConflictError{ConflictList{Conflicts: []string{claim.String() + " belongs to Service shop/older"}}}},
 			Event{web, "", ReasonConflict, "203.0.113.7:80/tcp belongs to Service shop/older"},
 		},
 		"a claim that the node needs": {
-			Problem{Object: web, Err: &ProtectedError{ConflictList{Conflicts: []string{claim.String() + ": the kubelet's"}, More: 2}}},
+			Problem{Object: web, Err: &ProtectedError{ConflictList{Conflicts: []string{claim.String() + ": the kubelet's"},
+				More: 2}}},
 			Event{web, "", ReasonProtected, "not served: 203.0.113.7:80/tcp: the kubelet's; and 2 more"},
 		},
 		"too large": {
 			Problem{Object: web, Err: &SizeError{service.LeftOut{Limit: 100, ExternalIPs: 2}}},
-			Event{web, "", ReasonTooLarge, "left out: 2 external IPs: the service would take more than 100 elements (--nftproxy-max-service-elements)"},
+			Event{web, "", ReasonTooLarge, "left out: 2 external IPs: the service would take more than 100 elements " +
+				"(--nftproxy-max-service-elements)"},
 		},
 		"without affinity": {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 25, Namespace: true}}},
-			Event{web, "", ReasonWithoutAffinity, "served without session affinity, by a hash of the client's address: the services of one namespace may have it on 25 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity, by a hash of the client's address: the " +
+				"services of one namespace may have it on 25 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"},
 		},
 		"too many for affinity": {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 100}}},
-			Event{web, "", ReasonWithoutAffinity, "served without session affinity, by a hash of the client's address: all services together may have it on 100 ports, the oldest first (--nftproxy-max-affinity-ports)"},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity, by a hash of the client's address: all " +
+				"services together may have it on 100 ports, the oldest first (--nftproxy-max-affinity-ports)"},
 		},
 		"source ranges closed": {
 			Problem{Object: web, Err: &SourcesError{service.ClosedSources{Limit: 100}}},
-			Event{web, "", ReasonSourcesClosed, "no client is let in where source ranges apply: there is room for 100 different lists of source ranges, and for 25 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"},
+			Event{web, "", ReasonSourcesClosed, "no client is let in where source ranges apply: there is room for 100 " +
+				"different lists of source ranges, and for 25 by the Services of one namespace, the oldest Services first " +
+				"(--nftproxy-max-source-lists)"},
 		},
 		"externalIPs ignored": {
 			Problem{Object: web, Field: "spec.externalIPs", Err: ErrExternalIPsIgnored},
-			Event{web, "spec.externalIPs", ReasonExternalIPsIgnored, "spec.externalIPs: ignored: the feature gate AllowServiceExternalIPs is off"},
+			Event{web, "spec.externalIPs", ReasonExternalIPsIgnored, "spec.externalIPs: ignored: the feature gate " +
+				"AllowServiceExternalIPs is off"},
 		},
 		"no Node": {
 			Problem{Object: NodeObject("n"), Err: ErrNoNode},
 			Event{NodeObject("n"), "", ReasonInvalid, ErrNoNode.Error()},
 		},
-		"a request that failed":  {problem: Problem{Err: &RequestError{Verb: "list", Resource: "services", Err: errors.New("no")}}},
+		"a request that failed": {problem: Problem{Err: &RequestError{Verb: "list", Resource: "services",
+			Err: errors.New("no")}}},
 		"a kind that is ignored": {problem: Problem{Object: Object{Kind: "Pod", Name: "p"}, Err: ErrIgnoredKind}},
 		"a file":                 {problem: Problem{Source: "f.yaml", Err: errors.New("not YAML")}},
 	} {
@@ -171,7 +180,8 @@ func TestServiceObject(t *testing.T) {
 	if diff := cmp.Diff(aService("web"), w.ServiceObject("shop/web")); diff != "" {
 		t.Errorf("a known one (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(Object{Kind: "Service", Namespace: "shop", Name: "gone"}, w.ServiceObject("shop/gone")); diff != "" {
+	if diff := cmp.Diff(Object{Kind: "Service", Namespace: "shop", Name: "gone"},
+		w.ServiceObject("shop/gone")); diff != "" {
 		t.Errorf("an unknown one (-want +got):\n%s", diff)
 	}
 }
@@ -183,11 +193,15 @@ func TestRecorderReference(t *testing.T) {
 		want  corev1.ObjectReference
 	}{
 		{Event{Object: aService("web"), Field: "spec.ports[0]"},
-			corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "web", UID: "u-web", FieldPath: "spec.ports[0]"}},
-		{Event{Object: NodeObject("node-1")}, corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "node-1"}},
+			corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "web", UID: "u-web",
+				FieldPath: "spec.ports[0]"}},
+		{Event{Object: NodeObject("node-1")}, corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node-1",
+			UID: "node-1"}},
 		{Event{Object: Object{"EndpointSlice", "shop", "web-1", "u"}},
-			corev1.ObjectReference{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: "shop", Name: "web-1", UID: "u"}},
-		{Event{Object: Object{"ServiceCIDR", "", "k", "u"}}, corev1.ObjectReference{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR", Name: "k", UID: "u"}},
+			corev1.ObjectReference{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: "shop", Name: "web-1",
+				UID: "u"}},
+		{Event{Object: Object{"ServiceCIDR", "", "k", "u"}}, corev1.ObjectReference{APIVersion: "networking.k8s.io/v1",
+			Kind: "ServiceCIDR", Name: "k", UID: "u"}},
 	} {
 		if diff := cmp.Diff(c.want, *c.event.reference()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.event.Object, diff)
@@ -214,7 +228,8 @@ func TestRecorderShares(t *testing.T) {
 		}
 	}
 	want := map[string]int32{
-		"Service shop/web Invalid: bad": 2, "Service shop/api Conflict: taken": 1, "Service shop/api RefusedByKernel: no memory": nodes,
+		"Service shop/web Invalid: bad": 2, "Service shop/api Conflict: taken": 1,
+		"Service shop/api RefusedByKernel: no memory": nodes,
 	}
 	for i := range nodes {
 		want[fmt.Sprintf("Node default/node-%d SysctlNotSet: read-only", i)] = 1
@@ -263,7 +278,8 @@ func TestRecorderWithoutStorms(t *testing.T) {
 }
 
 func TestSharedName(t *testing.T) {
-	for _, name := range []string{"web", strings.Repeat("a", 253), strings.Repeat("a", 235) + "-b", strings.Repeat("a", 235) + "..b"} {
+	for _, name := range []string{"web", strings.Repeat("a", 253), strings.Repeat("a", 235) + "-b",
+		strings.Repeat("a", 235) + "..b"} {
 		e := &corev1.Event{InvolvedObject: corev1.ObjectReference{Name: name}}
 		if problems := validation.IsDNS1123Subdomain(sharedName(e)); len(problems) > 0 {
 			t.Errorf("%s: %v", sharedName(e), problems)

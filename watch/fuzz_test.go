@@ -67,8 +67,10 @@ func (o *fuzzedObjects) events() (set, remove []func(*index)) {
 				remove = append(remove, func(ix *index) { ix.deleteService(service.NewName(s.Namespace, s.Name)) })
 			}
 		case i < 5:
-			if s := new(discoveryv1.EndpointSlice); decode(data, s) && first(object{false, service.NewName(s.Namespace, s.Name)}) {
-				if _, owned := s.Labels[discoveryv1.LabelServiceName]; owned && checkName(s.Labels[discoveryv1.LabelServiceName]) != nil {
+			if s := new(discoveryv1.EndpointSlice); decode(data, s) &&
+				first(object{false, service.NewName(s.Namespace, s.Name)}) {
+				if _, owned := s.Labels[discoveryv1.LabelServiceName]; owned &&
+					checkName(s.Labels[discoveryv1.LabelServiceName]) != nil {
 					continue
 				}
 				set = append(set, func(ix *index) { ix.setSlice(convertSlice(s)) })
@@ -112,7 +114,8 @@ func fuzzedSeeds(t testing.TB) []fuzzedObjects {
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.2"}}
 			s.Spec.ExternalTrafficPolicy = []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"}[i%2]
 			seconds := int32(10)
-			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP, &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP,
+				&corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
 			for k := range s.Spec.Ports {
 				s.Spec.Ports[k].NodePort = int32(30000 + k)
 			}
@@ -123,24 +126,32 @@ func fuzzedSeeds(t testing.TB) []fuzzedObjects {
 			s.Labels[discoveryv1.LabelServiceName] = []string{"svc-0", "svc-1"}[j%2]
 			s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-01T00:00:00Z"}
 			for k := range s.Endpoints {
-				s.Endpoints[k].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "zone-0"}}, ForNodes: []discoveryv1.ForNode{{Name: "node-0"}}}
+				s.Endpoints[k].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "zone-0"}},
+					ForNodes: []discoveryv1.ForNode{{Name: "node-0"}}}
 			}
 			o[2+j] = marshal(s)
 		}
 		o[5] = marshal(&corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: "node-0", Labels: map[string]string{corev1.LabelTopologyZone: "zone-0"}},
-			Spec:       corev1.NodeSpec{PodCIDRs: []string{"10.0.0.0/24", "fd00::/64"}, Taints: []corev1.Taint{{Key: taintToBeDeleted}}},
-			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.0.2"}}},
+			Spec: corev1.NodeSpec{PodCIDRs: []string{"10.0.0.0/24", "fd00::/64"},
+				Taints: []corev1.Taint{{Key: taintToBeDeleted}}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.0.2"}}},
 		})
-		o[6] = marshal(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:96::/108"}}})
+		o[6] = marshal(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+			Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:96::/108"}}})
 		seeds = append(seeds, o)
 	}
 	twice := seeds[0] // one Service at two times
 	twice[1] = bytes.Replace(twice[0], []byte("198.51.100.2"), []byte("198.51.100.9"), 1)
 	return append(seeds, twice, fuzzedObjects{
-		[]byte(`{"metadata":{"name":"svc-0","namespace":"default"},"spec":{"clusterIP":"010.096.0.1","clusterIPs":["10.96.0.1","fd00:96::1"],"ipFamilies":["IPv4","IPv6"],"ports":[{"name":"a","port":80},{"name":"b","port":70000}]}}`),
+		[]byte(
+			`{"metadata":{"name":"svc-0","namespace":"default"},"spec":{"clusterIP":"010.096.0.1","clusterIPs":["10.96.0.1",` +
+				`"fd00:96::1"],"ipFamilies":["IPv4","IPv6"],"ports":[{"name":"a","port":80},{"name":"b","port":70000}]}}`),
 		nil,
-		[]byte(`{"metadata":{"name":"slice-0","namespace":"default","labels":{"kubernetes.io/service-name":"svc-0"}},"addressType":"IPv6","ports":[{"name":"a","port":8080},{"port":1}],"endpoints":[{"addresses":["fd00:1::1"],"nodeName":"node-0"},{"addresses":["::ffff:10.0.0.1"]}]}`),
+		[]byte(
+			`{"metadata":{"name":"slice-0","namespace":"default","labels":{"kubernetes.io/service-name":"svc-0"}},` +
+				`"addressType":"IPv6","ports":[{"name":"a","port":8080},{"port":1}],"endpoints":[{"addresses":["fd00:1::1"],` +
+				`"nodeName":"node-0"},{"addresses":["::ffff:10.0.0.1"]}]}`),
 	})
 }
 

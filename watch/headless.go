@@ -20,8 +20,8 @@ func (h *headlessSlice) problem() Problem {
 	}}
 }
 
-// noteHeadless keeps a change of a slice with the label. One of the two is nil where the slice comes or goes. It reports a slice that
-// comes to a Service which this proxy serves.
+// noteHeadless keeps a change of a slice with the label. One of the two is nil where the slice comes or goes. It
+// reports a slice that comes to a Service which this proxy serves.
 func (ix *index) noteHeadless(before, after *sliceObject) {
 	var old, now *headlessSlice
 	if before != nil {

@@ -41,8 +41,8 @@ func (ix *index) debtors() []*joined {
 	return debtors
 }
 
-// release joins those of the debtors that may go on, the first ones first, until they are large enough for one sync. The
-// others stay dirty. So the namespaces of others wait for one large Service at most.
+// release joins those of the debtors that may go on, the first ones first, until they are large enough for one sync.
+// The others stay dirty. So the namespaces of others wait for one large Service at most.
 func (ix *index) release(debtors []*joined) {
 	ix.due = time.Time{}
 	room := service.UncountedElements
@@ -57,7 +57,8 @@ func (ix *index) release(debtors []*joined) {
 		ix.dirty = append(ix.dirty, j)
 		if held := ix.at.Sub(j.since); held >= heldLong && (j.told.IsZero() || ix.at.Sub(j.told) >= heldAgain) {
 			j.told = ix.at
-			ix.problems = append(ix.problems, Problem{Object: ix.serviceNamed(j.name), Err: &HeldError{ix.options.Accounts.Rest, ix.options.Accounts.Longest}})
+			ix.problems = append(ix.problems, Problem{Object: ix.serviceNamed(j.name), Err: &HeldError{ix.options.Accounts.Rest,
+				ix.options.Accounts.Longest}})
 		}
 		if ix.due.IsZero() || j.ready.Before(ix.due) {
 			ix.due = j.ready
@@ -77,7 +78,9 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("its changes wait, for %v at most: on this node those of its namespace take more than 1/%d of a core", e.Longest, e.Rest)
+	return fmt.Sprintf(
+		"its changes wait, for %v at most: on this node those of its namespace take more than 1/%d of a core", e.Longest,
+		e.Rest)
 }
 
 // releaseDue is when a held Service may go on, if there is one.

@@ -10,8 +10,9 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestHeld: Services of a namespace in debt keep their last version until the debtors may go on, one large one at a time, and
-// after ten seconds at the latest. Those of others, and the API server's, change at once. A report says so once.
+// TestHeld: Services of a namespace in debt keep their last version until the debtors may go on, one large one at a
+// time, and after ten seconds at the latest. Those of others, and the API server's, change at once. A report says so
+// once.
 func TestHeld(t *testing.T) {
 	a := &pace.Accounts{Rest: 20, Burst: 2 * time.Second, Longest: 10 * time.Second}
 	w := NewWatcher(Options{Node: "node-0", Accounts: a}, service.NewMailbox())
@@ -63,7 +64,8 @@ func TestHeld(t *testing.T) {
 	}
 	want("held for 5 s", inForce(4*time.Second, "tenant/a"), 500)
 	inForce(time.Second, "tenant/a")
-	if got := texts(ix.takeProblems()); strings.Count(got, "its changes wait, for 10s at most: on this node those of its namespace take more than 1/20 of a core") != 2 {
+	if got := texts(ix.takeProblems()); strings.Count(got, "its changes wait, for 10s at most: on this node those of "+
+		"its namespace take more than 1/20 of a core") != 2 {
 		t.Errorf("reported:\n%s", got)
 	}
 	want("after 10 s", inForce(5*time.Second, "tenant/a"), 400)

@@ -68,7 +68,8 @@ func (ix *index) doubtNode() {
 	foreign := ix.node.there && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
 		!slices.ContainsFunc(node.Addresses, func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) })
 	if foreign && !ix.node.foreign {
-		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "status.addresses", Err: fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses)})
+		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "status.addresses",
+			Err: fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses)})
 	}
 	ix.node.foreign = foreign
 }

@@ -57,10 +57,12 @@ func randomEvent(rng *rand.Rand, o objects, ix *index) {
 
 func randomService(rng *rand.Rand, name string) *corev1.Service {
 	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.Unix(int64(rng.IntN(2)), 0)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.Unix(int64(rng.IntN(2)),
+			0)},
 		Spec: corev1.ServiceSpec{
 			ClusterIP: fmt.Sprint("10.96.0.", rng.IntN(6)+1),
-			Ports:     []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 81}, {Name: "a", Protocol: corev1.ProtocolUDP, Port: 80}}[:rng.IntN(4)],
+			Ports: []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 81},
+				{Name: "a", Protocol: corev1.ProtocolUDP, Port: 80}}[:rng.IntN(4)],
 		},
 	}
 	if rng.IntN(4) == 0 {
@@ -72,11 +74,14 @@ func randomService(rng *rand.Rand, name string) *corev1.Service {
 	case 1:
 		s.Labels = map[string]string{labelProxyName: "mesh"}
 	case 2:
-		s.Annotations = map[string]string{service.OptionPrefix + "port-ranges": []string{"70-90/TCP", "80/UDP,81/TCP", "1-65535/SCTP", "80"}[rng.IntN(4)]}
+		s.Annotations = map[string]string{service.OptionPrefix + "port-ranges": []string{"70-90/TCP", "80/UDP,81/TCP",
+			"1-65535/SCTP", "80"}[rng.IntN(4)]}
 	case 3:
-		s.Annotations = map[string]string{service.OptionPrefix + "external-failover": []string{"pass", "cluster", "perhaps"}[rng.IntN(3)]}
+		s.Annotations = map[string]string{service.OptionPrefix + "external-failover": []string{"pass", "cluster",
+			"perhaps"}[rng.IntN(3)]}
 	case 4:
-		s.Annotations = map[string]string{service.OptionPrefix + "balance": []string{"random", "client", "flow", "source"}[rng.IntN(4)]}
+		s.Annotations = map[string]string{service.OptionPrefix + "balance": []string{"random", "client", "flow",
+			"source"}[rng.IntN(4)]}
 	}
 	return s
 }
@@ -342,7 +347,8 @@ func TestLimits(t *testing.T) {
 	for i := range 10 {
 		port, protocol := int32(8080), corev1.ProtocolTCP
 		s := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: long, Name: fmt.Sprint(long, "-", i), Labels: map[string]string{discoveryv1.LabelServiceName: long}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: long, Name: fmt.Sprint(long, "-", i),
+				Labels: map[string]string{discoveryv1.LabelServiceName: long}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Ports:       []discoveryv1.EndpointPort{{Name: &long, Port: &port, Protocol: &protocol}},
 		}

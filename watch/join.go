@@ -80,7 +80,8 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 // are those before the changes. If only one slice has any, the list is that slice's own. If
 // several have, and the changes are few, the cost is that of finding the changed addresses
 // in each slice.
-func mergeLists(key portKey, lists []service.Endpoints, total int, have service.Endpoints, changes []sliceChange) service.Endpoints {
+func mergeLists(key portKey, lists []service.Endpoints, total int, have service.Endpoints,
+	changes []sliceChange) service.Endpoints {
 	switch len(lists) {
 	case 0:
 		return service.Endpoints{}

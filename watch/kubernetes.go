@@ -10,9 +10,9 @@ import (
 )
 
 // The selectors of the requests are kube-proxy's own, so that both proxies ignore the
-// same objects. But Services of other proxies come too (label service-proxy-name): a watch without them would tell of a Service that
-// is handed to another proxy what it tells of one that is deleted. EndpointSlices of no Service stay at the API server too: those of
-// an EndpointSelector (KEP-6116) may be many.
+// same objects. But Services of other proxies come too (label service-proxy-name): a watch without them would tell of a
+// Service that is handed to another proxy what it tells of one that is deleted. EndpointSlices of no Service stay at
+// the API server too: those of an EndpointSelector (KEP-6116) may be many.
 const (
 	serviceFields = "spec.clusterIP!=" + corev1.ClusterIPNone
 	sliceLabels   = "!" + labelHeadless + "," + discoveryv1.LabelServiceName
@@ -32,8 +32,10 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 		}
 	})
 	services := newListWatch("services", newServiceStore(w), serviceWays(client)...)
-	endpointSlices := newListWatch("endpointslices", newSliceStore(w), way[*sliceObject]{client.slices, metav1.ListOptions{LabelSelector: sliceLabels}})
-	cidrs := newListWatch("servicecidrs", newStore(w, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames), cidrWays(client)...)
+	endpointSlices := newListWatch("endpointslices", newSliceStore(w), way[*sliceObject]{client.slices,
+		metav1.ListOptions{LabelSelector: sliceLabels}})
+	cidrs := newListWatch("servicecidrs", newStore(w, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames),
+		cidrWays(client)...)
 	cidrs.optional = true
 	nodes := newListWatch("nodes", newStore(w, (*index).setNode, (*index).deleteNode, (*index).nodeNames),
 		way[*nodeObject]{client.nodes, metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}})

@@ -185,7 +185,8 @@ func TestNoNode(t *testing.T) {
 	}
 	o.await(textNoNode + textSvc0)
 	o.awaitProblem(func(p Problem) bool {
-		return errors.Is(p, ErrNoNode) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(), "node ports are open on no address")
+		return errors.Is(p, ErrNoNode) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(),
+			"node ports are open on no address")
 	})
 	if len(o.Awaiting()) > 0 {
 		t.Errorf("still waiting for %q", o.Awaiting())
@@ -233,7 +234,8 @@ func TestLateLists(t *testing.T) {
 	s.set("services", uniformService(0))
 	o := observe(t, s, Options{ListTimeout: time.Hour})
 	p := o.awaitProblem(func(p Problem) bool { return errors.As(p, new(*AwaitError)) })
-	if want := "waiting for Node node-0, ServiceCIDRs, for 30s at most; until then the rules stay as they are"; p.Error() != want {
+	want := "waiting for Node node-0, ServiceCIDRs, for 30s at most; until then the rules stay as they are"
+	if p.Error() != want {
 		t.Errorf("said %q, want %q", p.Error(), want)
 	}
 	close(gate)
@@ -441,10 +443,12 @@ func TestKeptIsSmall(t *testing.T) {
 func TestClientConfig(t *testing.T) {
 	config, err := ClientConfig("", "http://127.0.0.1:8080")
 	must(t, err)
-	if config.Host != "http://127.0.0.1:8080" || config.ContentType != "application/vnd.kubernetes.protobuf" || config.QPS >= 0 || config.Timeout != 0 {
+	if config.Host != "http://127.0.0.1:8080" || config.ContentType != "application/vnd.kubernetes.protobuf" ||
+		config.QPS >= 0 || config.Timeout != 0 {
 		t.Errorf("host %q, content type %q, QPS %v, time-out %v", config.Host, config.ContentType, config.QPS, config.Timeout)
 	}
-	if _, err := ClientConfig("/nonexistent/kubeconfig", ""); err == nil || !strings.HasPrefix(err.Error(), "configure API client: ") {
+	if _, err := ClientConfig("/nonexistent/kubeconfig", ""); err == nil || !strings.HasPrefix(err.Error(),
+		"configure API client: ") {
 		t.Errorf("a kubeconfig that is not there: %v", err)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")

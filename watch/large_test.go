@@ -126,7 +126,8 @@ func TestChangeOfLargeService(t *testing.T) {
 		small, large := cost(1_000, nodes), cost(10_000, nodes)
 		t.Logf("on %d nodes: %.0f bytes of 1,000 endpoints, %.0f of 10,000", nodes, small, large)
 		if large > 2.5*small {
-			t.Errorf("on %d nodes a change takes %.0f bytes where there are 1,000 endpoints, %.0f where there are 10,000", nodes, small, large)
+			t.Errorf("on %d nodes a change takes %.0f bytes where there are 1,000 endpoints, %.0f where there are 10,000", nodes,
+				small, large)
 		}
 	}
 }

@@ -128,7 +128,8 @@ func TestLargeServices(t *testing.T) {
 	}
 	for seed := range n {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-			o := &largeObjects{newPipeline(), rand.New(rand.NewPCG(seed, 11)), map[string]*discoveryv1.EndpointSlice{}, map[service.Name]*corev1.Service{}, 0}
+			o := &largeObjects{newPipeline(), rand.New(rand.NewPCG(seed, 11)), map[string]*discoveryv1.EndpointSlice{},
+				map[service.Name]*corev1.Service{}, 0}
 			for i := range 2 {
 				s := uniformService(i)
 				o.services[service.NewName(s.Namespace, s.Name)] = s

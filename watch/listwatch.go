@@ -16,16 +16,18 @@ import (
 )
 
 const (
-	// watchTime is the least time for which a watch is asked for, and half of the most. The nodes' watches end at different times.
+	// watchTime is the least time for which a watch is asked for, and half of the most. The nodes' watches end at
+	// different times.
 	watchTime = 5 * time.Minute
 	// watchGrace is how long a watch may last beyond that before the watcher ends it.
 	watchGrace = 30 * time.Second
-	// openPatience is how long the answer to a watch may take to begin. Proxies hold it back until the first event, and an API
-	// server sends a bookmark each minute.
+	// openPatience is how long the answer to a watch may take to begin. Proxies hold it back until the first event, and an
+	// API server sends a bookmark each minute.
 	openPatience = 90 * time.Second
 	// steady is how long a watch has to be open for its resource to count as up to date.
 	steady = time.Second
-	// stubborn is after how many refusals of a watch by a server in trouble its version is given up: they may be because of it.
+	// stubborn is after how many refusals of a watch by a server in trouble its version is given up: they may be because
+	// of it.
 	stubborn = 5
 )
 
@@ -43,8 +45,8 @@ type listWatch[K converted] struct {
 	seen   bool
 	pauses pauses
 
-	// The watcher's lock holds what follows. last has the text of the last failure of each verb, empty for none. open says that a
-	// watch is open.
+	// The watcher's lock holds what follows. last has the text of the last failure of each verb, empty for none. open says
+	// that a watch is open.
 	last map[string]string
 	open bool
 }
@@ -67,12 +69,13 @@ func (l *listWatch[K]) run(ctx context.Context) {
 	}
 }
 
-// list puts the API server's list into the store, and returns its version. If there is none, it returns "" after a pause.
+// list puts the API server's list into the store, and returns its version. If there is none, it returns "" after a
+// pause.
 //
-// Without a version and a limit, the list has everything that was written before the request. The API server answers from its
-// cache, once that is up to date (KEP-2340, since Kubernetes 1.31). With the version 0 it would send what the cache happens to
-// have, and a node would go back in time by a server whose cache is old. Lists as streams of events (KEP-3157) take the API
-// server and the node two to three times the CPU time (docs/evidence/reliability.md).
+// Without a version and a limit, the list has everything that was written before the request. The API server answers
+// from its cache, once that is up to date (KEP-2340, since Kubernetes 1.31). With the version 0 it would send what the
+// cache happens to have, and a node would go back in time by a server whose cache is old. Lists as streams of events
+// (KEP-3157) take the API server and the node two to three times the CPU time (docs/evidence/reliability.md).
 func (l *listWatch[K]) list(ctx context.Context) (version string) {
 	var list *wire.List[K]
 	err := l.ways.ask(func(w way[K]) (err error) {
@@ -93,8 +96,8 @@ func (l *listWatch[K]) list(ctx context.Context) (version string) {
 	return list.Version
 }
 
-// watch follows the changes since a version until the watch ends, and then pauses unless it was open for the longest pause,
-// whatever it brought. It returns the version from which to go on, or "" if it has to be listed.
+// watch follows the changes since a version until the watch ends, and then pauses unless it was open for the longest
+// pause, whatever it brought. It returns the version from which to go on, or "" if it has to be listed.
 func (l *listWatch[K]) watch(ctx context.Context, version string) (next string) {
 	w := l.watchOnce(ctx, version)
 	if w.lasted >= longestPause {
@@ -125,8 +128,8 @@ var (
 // manyShort is after how many watches in a row that end soon the watcher reports it.
 const manyShort = 5
 
-// short pauses after a watch that did its work but ended soon. The first times there is hardly a pause: a connection that breaks is
-// made anew at once.
+// short pauses after a watch that did its work but ended soon. The first times there is hardly a pause: a connection
+// that breaks is made anew at once.
 func (l *listWatch[K]) short(ctx context.Context, lasted time.Duration) {
 	if l.pauses.tries == manyShort {
 		err := newRequestError("watch", l.resource, errShort)
@@ -209,9 +212,9 @@ func (l *listWatch[K]) loses(err error, opened bool) bool {
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsBadRequest(err), apierrors.IsInvalid(err):
 		return true
 	case utilnet.IsConnectionRefused(err):
-		// Nobody listens: the API server begins again, and knows no change from before. Also etcd may have been restored from an
-		// older state meanwhile. Then the server counts versions from that state on, and leaves out of a watch whatever has
-		// a lower one than the store's: the watcher would miss changes for good.
+		// Nobody listens: the API server begins again, and knows no change from before. Also etcd may have been restored from
+		// an older state meanwhile. Then the server counts versions from that state on, and leaves out of a watch whatever
+		// has a lower one than the store's: the watcher would miss changes for good.
 		return true
 	case answered:
 		return status.Status().Code >= 500 && l.pauses.tries >= stubborn
@@ -231,7 +234,8 @@ func (l *listWatch[K]) setOpen(open bool) {
 	}
 }
 
-// current notes that the resource is up to date if its watch is still open: a watch goes on from a list or from another watch.
+// current notes that the resource is up to date if its watch is still open: a watch goes on from a list or from another
+// watch.
 func (l *listWatch[K]) current() {
 	l.watcher.change(func(*index) {
 		if l.open {
@@ -248,14 +252,15 @@ func (l *listWatch[K]) listed() {
 	l.last["list"], l.watcher.lastFailure = "", nil
 }
 
-// failed reports that a request failed, but not again while it fails in the same way, and then pauses. Where the server lacks or
-// refuses a resource that the proxy can do without, the pause grows to some minutes: a server that starts, and an
-// administrator, may give it in a moment.
+// failed reports that a request failed, but not again while it fails in the same way, and then pauses. Where the server
+// lacks or refuses a resource that the proxy can do without, the pause grows to some minutes: a server that starts, and
+// an administrator, may give it in a moment.
 func (l *listWatch[K]) failed(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	expected := apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || errors.Is(err, errEnded) && l.pauses.tries == 0
+	expected := apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || errors.Is(err, errEnded) &&
+		l.pauses.tries == 0
 	if !expected {
 		l.report(verb, err)
 	}

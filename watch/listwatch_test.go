@@ -76,8 +76,8 @@ func sliceAt(version int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// TestWatchAnswers: whatever comes in the place of a watch, the watcher goes on from the version that it has, or lists, and
-// does neither in a loop without pauses. What it serves stays. It tells of the failure, and that it is away.
+// TestWatchAnswers: whatever comes in the place of a watch, the watcher goes on from the version that it has, or lists,
+// and does neither in a loop without pauses. What it serves stays. It tells of the failure, and that it is away.
 func TestWatchAnswers(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old resource version: 1 (1000)").ErrStatus
 	internal := apierrors.NewInternalError(errors.New("etcdserver: no leader")).ErrStatus
@@ -92,11 +92,12 @@ func TestWatchAnswers(t *testing.T) {
 		// quiet says that the watcher is not away.
 		quiet bool
 	}{
-		"401":                         {status(401, metav1.StatusReasonUnauthorized), 0, "watch endpointslices: no", false},
-		"403":                         {status(403, metav1.StatusReasonForbidden), 0, "watch endpointslices: no", true},
-		"404":                         {status(404, metav1.StatusReasonNotFound), 0, "watch endpointslices: no", true},
-		"429":                         {retryAfter(429, "1"), 0, "watch endpointslices: ", false},
-		"500":                         {status(500, metav1.StatusReasonInternalError), never, "watch endpointslices: no", false},
+		"401": {status(401, metav1.StatusReasonUnauthorized), 0, "watch endpointslices: no", false},
+		"403": {status(403, metav1.StatusReasonForbidden), 0, "watch endpointslices: no", true},
+		"404": {status(404, metav1.StatusReasonNotFound), 0, "watch endpointslices: no", true},
+		"429": {retryAfter(429, "1"), 0, "watch endpointslices: ", false},
+		"500": {status(500, metav1.StatusReasonInternalError), never, "watch endpointslices: no",
+			false},
 		"503 with Retry-After":        {retryAfter(503, "2"), never, "watch endpointslices: ", false},
 		"502 of a proxy":              {retryAfter(502, ""), never, "watch endpointslices: ", false},
 		"410":                         {status(410, metav1.StatusReasonExpired), never, "", true},
@@ -108,15 +109,19 @@ func TestWatchAnswers(t *testing.T) {
 		"connections that are reset":  {fails(syscall.ECONNRESET), 0, "reset", false},
 		"no route":                    {fails(syscall.EHOSTUNREACH), 0, "no route", false},
 		"an answer that ends at once": {sends("", nil), 0, "ends as soon as it is open", false},
-		"one that breaks off at once": {sends("", errors.New("http2: client connection lost")), 0, "ends as soon as it is open", false},
-		"a byte":                      {sends("\x00", nil), 0, "ends as soon as it is open", false},
-		"a bookmark":                  {sends(eventsOf(t, bookmark, apiwatch.Bookmark), nil), 0, "ends as soon as it is open", false},
-		"a change that is known":      {sends(eventsOf(t, sliceAt(1), apiwatch.Modified), nil), 0, "ends as soon as it is open", false},
-		"the page of a proxy":         {sends("<html>Log in</html>", nil), 0, "not that of an API server", false},
-		"a list":                      {sends(string(encode(t, &discoveryv1.EndpointSliceList{}, discoveryv1.SchemeGroupVersion)), nil), 0, "not that of an API server", false},
-		"a list in JSON":              {sends(`{"kind": "EndpointSliceList", "items": []}`, nil), never, "decode an event", false},
-		"nonsense":                    {sends("\x00\x00\x00\x02\xff\xff", nil), never, "decode an event", false},
-		"another kind":                {sends(eventsOf(t, &corev1.Pod{}, apiwatch.Added), nil), never, "decode an event", false},
+		"one that breaks off at once": {sends("", errors.New("http2: client connection lost")), 0,
+			"ends as soon as it is open", false},
+		"a byte": {sends("\x00", nil), 0, "ends as soon as it is open", false},
+		"a bookmark": {sends(eventsOf(t, bookmark, apiwatch.Bookmark), nil), 0, "ends as soon as it is open",
+			false},
+		"a change that is known": {sends(eventsOf(t, sliceAt(1), apiwatch.Modified), nil), 0, "ends as soon as it is open",
+			false},
+		"the page of a proxy": {sends("<html>Log in</html>", nil), 0, "not that of an API server", false},
+		"a list": {sends(string(encode(t, &discoveryv1.EndpointSliceList{}, discoveryv1.SchemeGroupVersion)),
+			nil), 0, "not that of an API server", false},
+		"a list in JSON": {sends(`{"kind": "EndpointSliceList", "items": []}`, nil), never, "decode an event", false},
+		"nonsense":       {sends("\x00\x00\x00\x02\xff\xff", nil), never, "decode an event", false},
+		"another kind":   {sends(eventsOf(t, &corev1.Pod{}, apiwatch.Added), nil), never, "decode an event", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(r *rig) {
@@ -160,8 +165,8 @@ func TestWatchAnswers(t *testing.T) {
 	}
 }
 
-// TestListAnswers: whatever comes in the place of a list, the watcher serves what it had, tells of the failure, and lists again
-// after a pause.
+// TestListAnswers: whatever comes in the place of a list, the watcher serves what it had, tells of the failure, and
+// lists again after a pause.
 func TestListAnswers(t *testing.T) {
 	whole := &discoveryv1.EndpointSliceList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}}
 	for i := range 20 {
@@ -174,20 +179,21 @@ func TestListAnswers(t *testing.T) {
 		answer interference
 		told   string
 	}{
-		"401":                         {status(401, metav1.StatusReasonUnauthorized), "no"},
-		"403":                         {status(403, metav1.StatusReasonForbidden), "no"},
-		"404":                         {status(404, metav1.StatusReasonNotFound), "no"},
-		"429":                         {retryAfter(429, "1"), "too many requests"},
-		"500":                         {retryAfter(500, "1"), "list endpointslices"},
-		"503":                         {retryAfter(503, "1"), "list endpointslices"},
-		"504: the server is behind":   {status(504, metav1.StatusReasonTimeout), "no"},
-		"refused connections":         {fails(syscall.ECONNREFUSED), "connection refused"},
-		"connections that end":        {fails(io.EOF), "EOF"},
-		"nothing":                     {sends("", nil), "read the answer"},
-		"the page of a proxy":         {sends("<html>Log in</html>", nil), "not that of an API server"},
-		"an end in the middle":        {sends(message[:len(message)/2], nil), "unexpected EOF"},
-		"a break in the middle":       {sends(message[:len(message)/2], errors.New("connection lost")), "connection lost"},
-		"another kind":                {sends(string(encode(t, &corev1.ServiceList{}, corev1.SchemeGroupVersion)), nil), "it has /v1, Kind=ServiceList"},
+		"401":                       {status(401, metav1.StatusReasonUnauthorized), "no"},
+		"403":                       {status(403, metav1.StatusReasonForbidden), "no"},
+		"404":                       {status(404, metav1.StatusReasonNotFound), "no"},
+		"429":                       {retryAfter(429, "1"), "too many requests"},
+		"500":                       {retryAfter(500, "1"), "list endpointslices"},
+		"503":                       {retryAfter(503, "1"), "list endpointslices"},
+		"504: the server is behind": {status(504, metav1.StatusReasonTimeout), "no"},
+		"refused connections":       {fails(syscall.ECONNREFUSED), "connection refused"},
+		"connections that end":      {fails(io.EOF), "EOF"},
+		"nothing":                   {sends("", nil), "read the answer"},
+		"the page of a proxy":       {sends("<html>Log in</html>", nil), "not that of an API server"},
+		"an end in the middle":      {sends(message[:len(message)/2], nil), "unexpected EOF"},
+		"a break in the middle":     {sends(message[:len(message)/2], errors.New("connection lost")), "connection lost"},
+		"another kind": {sends(string(encode(t, &corev1.ServiceList{}, corev1.SchemeGroupVersion)), nil),
+			"it has /v1, Kind=ServiceList"},
 		"a list without a version":    {sends(unversioned, nil), "the list has no version"},
 		"JSON that breaks off":        {sends(`{"kind": "EndpointSliceList", "apiVersion": `, nil), "unexpected EOF"},
 		"a page that says it is JSON": {sends(`{"error": "busy"}`, nil), "read the answer"},
@@ -205,7 +211,8 @@ func TestListAnswers(t *testing.T) {
 				if n := listsOf(r.forgetAsked()); n < 5 || n > 60 {
 					t.Errorf("%d lists in a minute", n)
 				}
-				if told := strings.Join(r.told(), "\n"); !strings.Contains(told, "list endpointslices: ") || !strings.Contains(told, c.told) || strings.Contains(told, "\n") {
+				if told := strings.Join(r.told(), "\n"); !strings.Contains(told, "list endpointslices: ") ||
+					!strings.Contains(told, c.told) || strings.Contains(told, "\n") {
 					t.Errorf("told %q, want %q", told, c.told)
 				}
 				if n := r.endpoints(); n != 2 {
@@ -261,8 +268,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestReturn: after outages of every length, 200 nodes have the news within ten seconds, by one list each, and do not come
-// together.
+// TestReturn: after outages of every length, 200 nodes have the news within ten seconds, by one list each, and do not
+// come together.
 func TestReturn(t *testing.T) {
 	for _, away := range []time.Duration{time.Second, 20 * time.Second, 5 * time.Minute} {
 		for name, err := range map[string]error{"refused": syscall.ECONNREFUSED, "unreachable": syscall.EHOSTUNREACH} {
@@ -323,8 +330,8 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestRefusedAfterReturn: an API server that comes back refuses the watch for some seconds, as it does until it knows the roles. There
-// is one list.
+// TestRefusedAfterReturn: an API server that comes back refuses the watch for some seconds, as it does until it knows
+// the roles. There is one list.
 func TestRefusedAfterReturn(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.set(func(http.ResponseWriter, *http.Request, bool) (bool, error) { return true, syscall.ECONNREFUSED })
@@ -351,7 +358,8 @@ func TestRefusedAfterReturn(t *testing.T) {
 func TestConnectionLost(t *testing.T) {
 	for _, err := range []error{
 		errors.New("http2: client connection lost"), errors.New("http2: server sent GOAWAY and closed the connection"),
-		errors.New("stream error: stream ID 5; INTERNAL_ERROR"), syscall.ETIMEDOUT, syscall.ECONNRESET, io.ErrUnexpectedEOF, io.EOF,
+		errors.New("stream error: stream ID 5; INTERNAL_ERROR"), syscall.ETIMEDOUT, syscall.ECONNRESET, io.ErrUnexpectedEOF,
+		io.EOF,
 	} {
 		t.Run(err.Error(), func(t *testing.T) {
 			inBubble(t, func(r *rig) {
@@ -380,7 +388,8 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-// TestSilentServer: requests that are never answered end, those that go on for ever, and lists of which nothing more comes.
+// TestSilentServer: requests that are never answered end, those that go on for ever, and lists of which nothing more
+// comes.
 func TestSilentServer(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		hang := func(_ http.ResponseWriter, request *http.Request, _ bool) (bool, error) {
@@ -389,7 +398,8 @@ func TestSilentServer(t *testing.T) {
 		}
 		r.set(hang)
 		time.Sleep(openPatience + time.Second)
-		if told := strings.Join(r.told(), "\n"); told != "watch endpointslices: no answer for 1m30s: trying again" || !r.away() {
+		if told := strings.Join(r.told(), "\n"); told != "watch endpointslices: no answer for 1m30s: trying again" ||
+			!r.away() {
 			t.Errorf("told %q, away: %t", told, r.away())
 		}
 		r.server.forget()

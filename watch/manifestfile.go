@@ -52,7 +52,8 @@ func reasonOf(err error) error {
 		err = path.Err
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%w (nftproxy reads files as its user, without root's right to read those of others: change owner or mode)", err)
+		return fmt.Errorf("%w (nftproxy reads files as its user, without root's right to read those of others: change "+
+			"owner or mode)", err)
 	}
 	return err
 }

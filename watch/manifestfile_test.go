@@ -58,8 +58,9 @@ func (f *follower) staysFor(d time.Duration, want ...string) {
 	}
 }
 
-// TestReplacedInSteps: a file that is replaced in two steps keeps its objects between them, and has the new ones when the time
-// for the old ones is over. The clock that counts this time stands still between the steps, however long they take.
+// TestReplacedInSteps: a file that is replaced in two steps keeps its objects between them, and has the new ones when
+// the time for the old ones is over. The clock that counts this time stands still between the steps, however long they
+// take.
 func TestReplacedInSteps(t *testing.T) {
 	for name, replace := range map[string]func(path string){
 		"renamed away and written anew": func(path string) { // vi with backupcopy=no
@@ -137,8 +138,8 @@ func TestReplacedInSteps(t *testing.T) {
 	}
 }
 
-// TestHalfWritten: a file is read when two looks have found it the same, and not while it grows, whether it is written over, is new or comes
-// after one that went. The looks come when the test says.
+// TestHalfWritten: a file is read when two looks have found it the same, and not while it grows, whether it is written
+// over, is new or comes after one that went. The looks come when the test says.
 func TestHalfWritten(t *testing.T) {
 	for name, begin := range map[string]func(path string){
 		"written over":     func(string) {},
@@ -206,7 +207,8 @@ func TestHalfWrittenAtStart(t *testing.T) {
 // TestSeenWithinASecond: two looks, which a change takes at most, leave time for the reading.
 func TestSeenWithinASecond(t *testing.T) {
 	if 2*lookPeriod > 900*time.Millisecond || 2*lookPeriod >= gonePeriod {
-		t.Errorf("a change takes %v until it counts, and a file that is replaced in steps is gone after %v", 2*lookPeriod, gonePeriod)
+		t.Errorf("a change takes %v until it counts, and a file that is replaced in steps is gone after %v", 2*lookPeriod,
+			gonePeriod)
 	}
 }
 
@@ -217,7 +219,8 @@ func TestEditorsFiles(t *testing.T) {
 	f := follow(t, dir)
 	f.await("10.96.0.1")
 	for _, name := range []string{
-		"a.yaml~", ".a.yaml.swp", ".a.swp.yaml", "#a.yaml#", "a.yaml.bak", "a.yaml.orig", "4913", "a.yaml___jb_tmp___", ".#a.yaml", "sedAbc123", ".a.yaml.Xy12Z3",
+		"a.yaml~", ".a.yaml.swp", ".a.swp.yaml", "#a.yaml#", "a.yaml.bak", "a.yaml.orig", "4913", "a.yaml___jb_tmp___",
+		".#a.yaml", "sedAbc123", ".a.yaml.Xy12Z3",
 	} {
 		write(t, filepath.Join(dir, name), manifest("other", "10.96.0.9"))
 	}
@@ -225,8 +228,8 @@ func TestEditorsFiles(t *testing.T) {
 	f.await("10.96.0.1", "10.96.0.2")
 }
 
-// TestUnreadable: files and directories that the process may not read are told of, at the start and later. What is known of
-// them stays, others are followed, and they count once they can be read.
+// TestUnreadable: files and directories that the process may not read are told of, at the start and later. What is
+// known of them stays, others are followed, and they count once they can be read.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
 	if !unprivileged(t) {
@@ -287,12 +290,13 @@ func TestUnreadableAtStart(t *testing.T) {
 	f.await("10.96.0.1")
 }
 
-// unprivileged says whether the process is without root's rights over files. If it has them, it runs the test in another
-// process that has not.
+// unprivileged says whether the process is without root's rights over files. If it has them, it runs the test in
+// another process that has not.
 func unprivileged(t *testing.T) bool {
 	t.Helper()
 	const nobody = 65534
-	return os.Geteuid() != 0 || again(t, nobody, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
+	return os.Geteuid() != 0 ||
+		again(t, nobody, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
 }
 
 // again says whether the process is one that again has started. If not, it starts one for the test, with a temporary
@@ -310,7 +314,8 @@ func again(t *testing.T, user int, as *syscall.SysProcAttr) bool {
 	self, err := os.ReadFile("/proc/self/exe") // Its directory may be closed to the user.
 	must(t, err)
 	binary := filepath.Join(dir, "watch.test")
-	syscall.ForkLock.RLock() // A process that another test starts now would have the file open for writing, and nobody could run it.
+	// A process that another test starts now would have the file open for writing, and nobody could run it.
+	syscall.ForkLock.RLock()
 	err = os.WriteFile(binary, self, 0o755)
 	syscall.ForkLock.RUnlock()
 	must(t, err)

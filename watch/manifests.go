@@ -151,7 +151,8 @@ func (m *manifests) file(path string) *manifestFile {
 			return nil
 		}
 		// The sum stays empty: the next read that succeeds counts as a change.
-		return &manifestFile{path: path, state: state, last: state, objects: old.objects, problems: []Problem{{Source: path, Err: reasonOf(err)}}}
+		return &manifestFile{path: path, state: state, last: state, objects: old.objects,
+			problems: []Problem{{Source: path, Err: reasonOf(err)}}}
 	}
 	sum := sha256.Sum256(data)
 	if sum == old.sum {
@@ -283,7 +284,9 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted)
 			}
 		}
 		// In order, so that equal mistakes give equal logs.
-		changed := slices.DeleteFunc(slices.Collect(maps.Keys(wanted)), func(key manifestKey) bool { return m.current[key] == wanted[key] })
+		changed := slices.DeleteFunc(slices.Collect(maps.Keys(wanted)), func(key manifestKey) bool {
+			return m.current[key] == wanted[key]
+		})
 		slices.SortFunc(changed, func(a, b manifestKey) int {
 			return cmp.Or(strings.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
 		})

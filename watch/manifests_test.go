@@ -104,7 +104,8 @@ func (f *follower) awaitProblem(want string) Problem {
 }
 
 func manifest(name, ip string) []byte {
-	return fmt.Appendf(nil, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n", name, ip)
+	return fmt.Appendf(nil, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: "+
+		"80}]}\n", name, ip)
 }
 
 func write(t *testing.T, path string, data []byte) {
@@ -243,7 +244,8 @@ func TestFollowBroken(t *testing.T) {
 	f.await("10.96.0.1")
 	write(t, path, append(manifest("b", "10.96.0.2"), "---\nkind: Service\nmetadata:\n  name: a\n : x\n"...))
 	p := f.awaitProblem("yaml:")
-	if want := path + " document 2 (line 6)"; p.Source != want || p.Object.String() != "Service default/a" || !strings.Contains(p.Error(), "line 8") {
+	if want := path + " document 2 (line 6)"; p.Source != want || p.Object.String() != "Service default/a" ||
+		!strings.Contains(p.Error(), "line 8") {
 		t.Errorf("problem of %q with %q: %v\nwant %q", p.Source, p.Object, p, want)
 	}
 	f.await("10.96.0.1", "10.96.0.2")
@@ -313,8 +315,10 @@ func TestManifestsStart(t *testing.T) {
 // TestUnchangedDocumentIsNotReadAgain: an edit of one document leaves the objects of the
 // other document as they are, even if these move within the file.
 func TestUnchangedDocumentIsNotReadAgain(t *testing.T) {
-	old := readManifest("f", append(manifest("a", "10.96.0.1"), "---\n"+string(manifest("b", "10.96.0.2"))...), [32]byte{1}, &manifestFile{})
-	now := readManifest("f", append(manifest("c", "10.96.0.3"), "---\n"+string(manifest("a", "10.96.0.1"))...), [32]byte{2}, old)
+	old := readManifest("f", append(manifest("a", "10.96.0.1"), "---\n"+string(manifest("b", "10.96.0.2"))...),
+		[32]byte{1}, &manifestFile{})
+	now := readManifest("f", append(manifest("c", "10.96.0.3"), "---\n"+string(manifest("a", "10.96.0.1"))...),
+		[32]byte{2}, old)
 	if len(now.objects) != 2 || now.objects[1].value != old.objects[0].value {
 		t.Fatalf("document was converted again: %v, %v", old.objects, now.objects)
 	}
@@ -334,7 +338,8 @@ func TestManyBrokenDocuments(t *testing.T) {
 		return texts, threadTime(t) - before
 	}
 	texts, _ := read(2)
-	for _, want := range []string{"(line 201): yaml: line 201: did not find", `(line 203): yaml: unmarshal errors: line 204: key "kind" already set`} {
+	for _, want := range []string{"(line 201): yaml: line 201: did not find", `(line 203): yaml: unmarshal errors: line ` +
+		`204: key "kind" already set`} {
 		if !strings.Contains(texts, want) {
 			t.Errorf("no problem says %q:\n%s", want, texts)
 		}
@@ -359,7 +364,8 @@ func FuzzReadManifest(f *testing.F) {
 	f.Add([]byte("---\n---\n...\n--- {\n"))
 	f.Add([]byte("{\"kind\": \"List\", \"items\": [{}]} {\n\n} x"))
 	f.Add([]byte("a: &a [*a, *a]\nb: !!binary x\nkind: List\nitems: 3"))
-	f.Add([]byte("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\nports: [{}]\nendpoints: [{}]"))
+	f.Add(
+		[]byte("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\nports: [{}]\nendpoints: [{}]"))
 	for _, golden := range []string{"bad-slice", "bad-service", "manifests-broken"} {
 		data, err := os.ReadFile("testdata/" + golden + ".txtar")
 		if err != nil {
@@ -375,7 +381,8 @@ func FuzzReadManifest(f *testing.F) {
 		}
 		var file *manifestFile
 		check.Bounded(t, 16<<20+1<<13*uint64(len(data)), func() {
-			file = readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1}, &manifestFile{})
+			file = readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1},
+				&manifestFile{})
 		})
 		if !slices.ContainsFunc(file.objects, func(e sourcedObject) bool { return e.key.name == "default/last-one" }) {
 			t.Fatalf("the document after it is lost; problems: %v", file.problems)

@@ -26,7 +26,8 @@ func (e *NetworkError) Error() string {
 	if len(e.Servers) > 0 {
 		what = append(what, "an API server has the address "+listed(e.Servers))
 	}
-	return fmt.Sprintf("%s, inside the ServiceCIDR %s: packets there are not dropped where no Service has the address, and a Service may get the address of a host. Move the network, or give the cluster another ServiceCIDR",
+	return fmt.Sprintf("%s, inside the ServiceCIDR %s: packets there are not dropped where no Service has the address, "+
+		"and a Service may get the address of a host. Move the network, or give the cluster another ServiceCIDR",
 		strings.Join(what, "; "), listed(e.CIDRs))
 }
 

@@ -42,7 +42,8 @@ func TestNetworksInServiceCIDR(t *testing.T) {
 			t.Errorf("%s: reported %t", what, reported)
 		}
 	}
-	cidr := convertCIDR(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}})
+	cidr := convertCIDR(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}})
 	step("no ranges", 0, false)
 	ix.setCIDR(cidr)
 	step("a range", 1, true, "10.100.0.0/24")
@@ -80,11 +81,13 @@ func TestAPIServerAddresses(t *testing.T) {
 		namespace, short := service.Name(name).Split()
 		ix.setService(convertService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: short},
-			Spec:       corev1.ServiceSpec{ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, Ports: []corev1.ServicePort{{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP}}},
+			Spec: corev1.ServiceSpec{ClusterIP: clusterIP, ClusterIPs: []string{clusterIP},
+				Ports: []corev1.ServicePort{{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP}}},
 		}))
 		port, portName := int32(6443), "https"
 		ix.setSlice(convertSlice(&discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: short, Labels: map[string]string{discoveryv1.LabelServiceName: short}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: short,
+				Labels: map[string]string{discoveryv1.LabelServiceName: short}},
 			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port}},
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint}}},
 		}))
@@ -94,7 +97,8 @@ func TestAPIServerAddresses(t *testing.T) {
 	set("tenant/kubernetes", "10.100.0.3", "10.100.0.5")
 	want("a tenant's", "10.100.0.3", "10.100.0.4")
 	ix.takeProblems()
-	ix.setCIDR(convertCIDR(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}}))
+	ix.setCIDR(convertCIDR(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}}))
 	ix.unprotected = true
 	ix.flush()
 	if !slices.ContainsFunc(ix.takeProblems(), func(p Problem) bool { return errors.As(p, new(*NetworkError)) }) {

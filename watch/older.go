@@ -12,8 +12,8 @@ import (
 	"nftproxy/watch/wire"
 )
 
-// longestLack is the most time that the watcher does without what an API server does not know or have, and half of it the least. It may
-// know it after an upgrade of the cluster.
+// longestLack is the most time that the watcher does without what an API server does not know or have, and half of it
+// the least. It may know it after an upgrade of the cluster.
 const longestLack = 8 * time.Minute
 
 // way is a way to ask for a resource.
@@ -30,7 +30,8 @@ type ways[K converted] struct {
 	again time.Time
 }
 
-// ask makes a request in the best way that the server knows. The error is that of the last way if the server knows none.
+// ask makes a request in the best way that the server knows. The error is that of the last way if the server knows
+// none.
 func (w *ways[K]) ask(request func(way[K]) error) error {
 	if w.at > 0 && !time.Now().Before(w.again) {
 		w.at = 0
@@ -48,8 +49,8 @@ func (w *ways[K]) ask(request func(way[K]) error) error {
 	}
 }
 
-// serviceWays are those of Services. API servers know the field selector since Kubernetes 1.31. Without it they send more objects,
-// which the index leaves out.
+// serviceWays are those of Services. API servers know the field selector since Kubernetes 1.31. Without it they send
+// more objects, which the index leaves out.
 func serviceWays(c *Client) []way[*serviceObject] {
 	return []way[*serviceObject]{
 		{client: c.services, selectors: metav1.ListOptions{FieldSelector: serviceFields}},
@@ -57,15 +58,16 @@ func serviceWays(c *Client) []way[*serviceObject] {
 	}
 }
 
-// cidrWays are those of ServiceCIDRs: v1 is there since Kubernetes 1.33, and v1beta1 is all that 1.31 and 1.32 have, if it is
-// turned on.
+// cidrWays are those of ServiceCIDRs: v1 is there since Kubernetes 1.33, and v1beta1 is all that 1.31 and 1.32 have, if
+// it is turned on.
 func cidrWays(c *Client) []way[*cidrObject] {
 	return []way[*cidrObject]{{client: c.cidrs}, {client: c.betaCIDRs}}
 }
 
 // convertBetaCIDR is convertCIDR for v1beta1.
 func convertBetaCIDR(c *networkingv1beta1.ServiceCIDR) *cidrObject {
-	return convertCIDR(&networkingv1.ServiceCIDR{ObjectMeta: c.ObjectMeta, Spec: networkingv1.ServiceCIDRSpec{CIDRs: c.Spec.CIDRs}})
+	return convertCIDR(&networkingv1.ServiceCIDR{ObjectMeta: c.ObjectMeta,
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: c.Spec.CIDRs}})
 }
 
 // AbsentError says that the API server does not have a resource that the proxy can do without. The watcher asks again

@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestUnknownField: an API server before 1.31 does not know spec.clusterIP of Services. It is asked without the selector,
-// for the list and for the watch, without a word, and what it sends too much is left out.
+// TestUnknownField: an API server before 1.31 does not know spec.clusterIP of Services. It is asked without the
+// selector, for the list and for the watch, without a word, and what it sends too much is left out.
 func TestUnknownField(t *testing.T) {
 	s := newAPIServer(t)
 	s.resources["services"].noFields = true
@@ -43,8 +43,8 @@ func TestUnknownField(t *testing.T) {
 	}
 }
 
-// TestFieldsAgain: an API server that refuses a selector gets it again after some minutes, and not before; a request that
-// is bad for another reason is one.
+// TestFieldsAgain: an API server that refuses a selector gets it again after some minutes, and not before; a request
+// that is bad for another reason is one.
 func TestFieldsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := apierrors.NewBadRequest("no")
@@ -97,7 +97,8 @@ func TestServiceCIDRsBeta(t *testing.T) {
 }
 
 func betaCIDR(name string, cidrs ...string) *networkingv1beta1.ServiceCIDR {
-	return &networkingv1beta1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1beta1.ServiceCIDRSpec{CIDRs: cidrs}}
+	return &networkingv1beta1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: networkingv1beta1.ServiceCIDRSpec{CIDRs: cidrs}}
 }
 
 // TestNoServiceCIDRs: an API server without ServiceCIDRs is one problem, which is no failed request.
@@ -115,8 +116,8 @@ func TestNoServiceCIDRs(t *testing.T) {
 	o.noProblem()
 }
 
-// TestLacks: an API server is asked for a resource that the proxy can do without, and that it does not have, every few minutes
-// only. Where it had it before, or refuses it, it is asked soon at first.
+// TestLacks: an API server is asked for a resource that the proxy can do without, and that it does not have, every few
+// minutes only. Where it had it before, or refuses it, it is asked soon at first.
 func TestLacks(t *testing.T) {
 	for name, c := range map[string]struct {
 		seen, optional bool

@@ -22,7 +22,8 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 		name, ours := service.OptionKey(key)
 		if !ours {
 			if meant := service.MeantOption(key); meant != "" {
-				p.addValue("metadata.annotations["+key+"]", beginning(m.Annotations[key]), "the key has no effect; did you mean "+meant+"?")
+				p.addValue("metadata.annotations["+key+"]", beginning(m.Annotations[key]), "the key has no effect; did you mean "+
+					meant+"?")
 			}
 			continue
 		}
@@ -35,8 +36,8 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 	return o, balanced
 }
 
-// withBalance returns the Service with the node's balance, unless it chooses its own. Session affinity keeps clients at their
-// endpoints without it.
+// withBalance returns the Service with the node's balance, unless it chooses its own. Session affinity keeps clients at
+// their endpoints without it.
 func (ix *index) withBalance(s *serviceObject) *serviceObject {
 	if ix.options.Balance == service.ByRandom || s.balanced || s.bare.AffinityTimeout > 0 {
 		return s
@@ -57,8 +58,10 @@ func (ix *index) withTimeouts(s *serviceObject) *serviceObject {
 	var problems []Problem
 	for key, value := range o.All() {
 		if key == service.TCPTimeoutKey || key == service.UDPTimeoutsKey {
-			problems = append(problems, Problem{Object: s.object(), Field: "metadata.annotations[" + service.OptionAnnotation(key) + "]", Err: &ValueError{
-				value, fmt.Sprintf("this node's kernel gives no time-outs to single connections (it needs CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: %v", err),
+			problems = append(problems, Problem{Object: s.object(), Field: "metadata.annotations[" +
+				service.OptionAnnotation(key) + "]", Err: &ValueError{
+				value, fmt.Sprintf("this node's kernel gives no time-outs to single connections (it needs "+
+					"CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: %v", err),
 			}})
 		}
 	}
@@ -79,13 +82,15 @@ func setRanges(bare *service.Service, m *metav1.ObjectMeta, p *problemList) {
 	}
 }
 
-// unservedRanges says that a Service without a virtual address has no ranges. One that waits for its cluster IP has none yet.
+// unservedRanges says that a Service without a virtual address has no ranges. One that waits for its cluster IP has
+// none yet.
 func unservedRanges(s *corev1.Service, p *problemList) {
 	value, asks := s.Annotations[annotationPortRanges]
 	if !asks || s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone {
 		return
 	}
-	p.addValue("metadata.annotations["+annotationPortRanges+"]", beginning(value), "a headless Service or one of type ExternalName has no address for ranges: clients reach its pods, or the name, at any port")
+	p.addValue("metadata.annotations["+annotationPortRanges+"]", beginning(value), "a headless Service or one of type "+
+		"ExternalName has no address for ranges: clients reach its pods, or the name, at any port")
 }
 
 // beginning cuts the value of an annotation for a message: it may have 256 KiB.

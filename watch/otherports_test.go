@@ -11,8 +11,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestOtherPorts: a Service whose port has no endpoint keeps the ports of its slices that it does not take, and forgets them once
-// its port has endpoints.
+// TestOtherPorts: a Service whose port has no endpoint keeps the ports of its slices that it does not take, and forgets
+// them once its port has endpoints.
 func TestOtherPorts(t *testing.T) {
 	ix := newIndex("node-0")
 	svc := grabbing("web", 1, "10.96.0.9")
@@ -94,7 +94,8 @@ func TestForeignNode(t *testing.T) {
 		ix.problems = nil
 		return n
 	}
-	here, there := []netip.Addr{netip.MustParseAddr("192.168.0.9")}, []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("10.0.0.1")}
+	here, there := []netip.Addr{netip.MustParseAddr("192.168.0.9")}, []netip.Addr{netip.MustParseAddr("192.168.0.2"),
+		netip.MustParseAddr("10.0.0.1")}
 	ix := newIndex("node-0")
 	ix.expectNode()
 	ix.setHostAddresses(here, nil, nil)

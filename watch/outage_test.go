@@ -10,25 +10,33 @@ import (
 func TestOutage(t *testing.T) {
 	type event struct{ what, resource, news string }
 	for name, events := range map[string][]event{
-		"one resource":   {{"fails", "services", ""}, {"fails", "services", ""}, {"current", "services", "all"}, {"current", "services", ""}},
-		"the last of it": {{"fails", "services", ""}, {"fails", "nodes", ""}, {"current", "services", "nodes"}, {"current", "nodes", "all"}},
+		"one resource": {{"fails", "services", ""}, {"fails", "services", ""}, {"current", "services", "all"},
+			{"current", "services", ""}},
+		"the last of it": {{"fails", "services", ""}, {"fails", "nodes", ""}, {"current", "services", "nodes"},
+			{"current", "nodes", "all"}},
 		"one that is required and has not been asked for": {
-			{"required", "endpointslices", ""}, {"fails", "services", ""}, {"current", "services", "endpointslices"}, {"current", "endpointslices", "all"},
+			{"required", "endpointslices", ""}, {"fails", "services", ""}, {"current", "services", "endpointslices"},
+			{"current", "endpointslices", "all"},
 		},
 		"refused from the start": {
-			{"refused", "servicecidrs", ""}, {"fails", "services", ""}, {"current", "services", "all"}, {"refused", "servicecidrs", ""},
+			{"refused", "servicecidrs", ""}, {"fails", "services", ""}, {"current", "services", "all"},
+			{"refused", "servicecidrs", ""},
 		},
 		"refused at last": {
-			{"fails", "servicecidrs", ""}, {"fails", "services", ""}, {"current", "services", "servicecidrs"}, {"refused", "servicecidrs", "all"},
+			{"fails", "servicecidrs", ""}, {"fails", "services", ""}, {"current", "services", "servicecidrs"},
+			{"refused", "servicecidrs", "all"},
 		},
 		"refused for a while": {
-			{"current", "endpointslices", ""}, {"current", "services", ""}, {"fails", "services", ""}, {"fails", "endpointslices", ""},
-			{"refused", "endpointslices", ""}, {"current", "services", "endpointslices"}, {"refused", "endpointslices", ""}, {"current", "endpointslices", "all"},
+			{"current", "endpointslices", ""}, {"current", "services", ""}, {"fails", "services", ""},
+			{"fails", "endpointslices", ""},
+			{"refused", "endpointslices", ""}, {"current", "services", "endpointslices"}, {"refused", "endpointslices", ""},
+			{"current", "endpointslices", "all"},
 		},
 		"refused without an outage": {{"current", "services", ""}, {"refused", "services", ""}, {"current", "services", ""}},
 		"a watch that ends without a failure": {
 			{"current", "services", ""}, {"current", "nodes", ""}, {"ends", "services", ""}, {"current", "services", ""},
-			{"ends", "services", ""}, {"ends", "nodes", ""}, {"fails", "services", ""}, {"current", "services", "nodes"}, {"current", "nodes", "all"},
+			{"ends", "services", ""}, {"ends", "nodes", ""}, {"fails", "services", ""}, {"current", "services", "nodes"},
+			{"current", "nodes", "all"},
 		},
 		"twice": {
 			{"fails", "services", ""}, {"current", "services", "all"}, {"fails", "services", ""}, {"current", "services", "all"},

@@ -12,8 +12,8 @@ const (
 	// firstPause and longestPause bound the pauses: they double from the one to the other.
 	firstPause   = 400 * time.Millisecond
 	longestPause = 8 * time.Second
-	// longestWait bounds what a server may ask for. What an API server asks for is shorter (its priority and fairness asks for
-	// 32 s at the most).
+	// longestWait bounds what a server may ask for. What an API server asks for is shorter (its priority and fairness asks
+	// for 32 s at the most).
 	longestWait = time.Minute
 )
 
@@ -25,7 +25,8 @@ type pauses struct {
 	answered bool
 }
 
-// next returns the pause after an error, or after a watch that ended soon (nil), at the most longest, or longer by what the server asks for (Retry-After).
+// next returns the pause after an error, or after a watch that ended soon (nil), at the most longest, or longer by what
+// the server asks for (Retry-After).
 func (p *pauses) next(err error, longest time.Duration) time.Duration {
 	if errors.As(err, new(apierrors.APIStatus)) {
 		p.answer()
@@ -37,8 +38,8 @@ func (p *pauses) next(err error, longest time.Duration) time.Duration {
 	return jittered(d) + min(time.Duration(seconds)*time.Second, longestWait)
 }
 
-// answer begins with the shortest pause again at the first answer after an outage, also at a refusal: a server that starts
-// refuses for a moment only.
+// answer begins with the shortest pause again at the first answer after an outage, also at a refusal: a server that
+// starts refuses for a moment only.
 func (p *pauses) answer() {
 	if !p.answered {
 		p.tries, p.answered = 0, true

@@ -33,12 +33,15 @@ func annotationValues() []string {
 		53/UDP 53/udp 5060/TCP,10000-20000/UDP 1-65535/SCTP 0/TCP 65536/TCP 20-10/TCP 10-10/TCP 53 53/ICMP /TCP 1-2-3/TCP 0053/UDP 5-/TCP
 		+5/TCP 53/TCP/UDP 000000053/UDP 00053-000054/UDP
 		0 7 007 65535 65536 +5 -0 NaN 1.5 0x10 1_000 000000000000007 99999999999999999999999`),
-		"", " ", " none ", " 30s, 10m ", " 1h", " 30s", " 53/UDP , 54/TCP ", "192.0.2.0/24, 2001:db8::/32,", " 5", " client", "cut-after= 30s", "\u00a01h", "1h\n", "30s\n",
-		"client\n", "53/UDP\n", "7\n", many(16, "53/UDP"), many(17, "53/UDP"), many(1000, "192.0.2.0/24"), many(1001, "192.0.2.0/24"))
+		"", " ", " none ", " 30s, 10m ", " 1h", " 30s", " 53/UDP , 54/TCP ", "192.0.2.0/24, 2001:db8::/32,", " 5", " client",
+		"cut-after= 30s", "\u00a01h", "1h\n", "30s\n",
+		"client\n", "53/UDP\n", "7\n", many(16, "53/UDP"), many(17, "53/UDP"), many(1000, "192.0.2.0/24"),
+		many(1001, "192.0.2.0/24"))
 }
 
-// TestValidateOptions: with the policy of deploy/components/validate-options, the API server refuses each annotation that nftproxy
-// would report as a problem, and no other; and on an object that has a bad one already, it refuses nothing else.
+// TestValidateOptions: with the policy of deploy/components/validate-options, the API server refuses each annotation
+// that nftproxy would report as a problem, and no other; and on an object that has a bad one already, it refuses
+// nothing else.
 func TestValidateOptions(t *testing.T) {
 	controlplane.Require(t)
 	ctx := t.Context()
@@ -74,9 +77,10 @@ func TestValidateOptions(t *testing.T) {
 	for _, key := range keys {
 		good, bad := 0, 0
 		for _, value := range annotationValues() {
-			problems := slices.DeleteFunc(convertService(server.service(map[string]string{key: value})).problems, func(p Problem) bool {
-				return strings.Contains(p.Error(), "are closed to all clients") // it is about the families of the Service
-			})
+			problems := slices.DeleteFunc(convertService(server.service(map[string]string{key: value})).problems,
+				func(p Problem) bool {
+					return strings.Contains(p.Error(), "are closed to all clients") // it is about the families of the Service
+				})
 			err := server.createService(map[string]string{key: value})
 			if server.compare(key, value, problems, err) {
 				bad++
@@ -112,20 +116,23 @@ func (s policyServer) service(annotations map[string]string) *corev1.Service {
 func (s policyServer) createService(annotations map[string]string) error {
 	o := s.service(annotations)
 	o.Name, o.Spec.ClusterIP = "new", ""
-	_, err := s.CoreV1().Services("default").Create(s.Context(), o, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := s.CoreV1().Services("default").Create(s.Context(), o,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	return err
 }
 
 func (s policyServer) slice(annotations map[string]string) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "web", Namespace: "default", Annotations: annotations, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", Annotations: annotations,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.1"}}},
 		Ports: []discoveryv1.EndpointPort{{Port: new(int32(80)), Name: new(""), Protocol: new(corev1.ProtocolTCP)}},
 	}
 }
 
 func (s policyServer) createSlice(annotations map[string]string) error {
-	_, err := s.DiscoveryV1().EndpointSlices("default").Create(s.Context(), s.slice(annotations), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := s.DiscoveryV1().EndpointSlices("default").Create(s.Context(), s.slice(annotations),
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	return err
 }
 
@@ -133,7 +140,8 @@ func (s policyServer) createSlice(annotations map[string]string) error {
 func (s policyServer) awaitPolicies() {
 	s.Helper()
 	bad := map[string]string{"nftproxy.io/weight": "heavy", "nftproxy.io/balence": "x"}
-	for deadline := time.Now().Add(time.Minute); s.createService(bad) == nil || s.createSlice(bad) == nil; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); s.createService(bad) == nil ||
+		s.createSlice(bad) == nil; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.Fatal("the policies are not in force")
 		}
@@ -150,7 +158,8 @@ func (s policyServer) compare(key, value string, problems []Problem, err error) 
 		s.Errorf("%s: %.60q: nftproxy reports %v, and the API server %v", key, value, problems, err)
 	}
 	overflow := strings.Contains(value, "99999999999h") // CEL gives up
-	if err != nil && (strings.Contains(err.Error(), "resulted in error") && !overflow || !strings.Contains(err.Error(), "nftproxy.io")) && !strings.Contains(err.Error(), service.UDPHandlingAnnotation) {
+	if err != nil && (strings.Contains(err.Error(), "resulted in error") && !overflow || !strings.Contains(err.Error(),
+		"nftproxy.io")) && !strings.Contains(err.Error(), service.UDPHandlingAnnotation) {
 		s.Errorf("%s: %.60q: the message is of no use: %v", key, value, err)
 	}
 	return err != nil
@@ -159,7 +168,8 @@ func (s policyServer) compare(key, value string, problems []Problem, err error) 
 // checkOld changes a Service whose annotation was there before the policy.
 func (s policyServer) checkOld() {
 	services := s.CoreV1().Services("default")
-	for change, refused := range map[string]bool{"example.com/a=b": false, "nftproxy.io/eject=on": false, "nftproxy.io/eject=onn": true, "nftproxy.io/balance=hash": true, "nftproxy.io/balance=client": false} {
+	for change, refused := range map[string]bool{"example.com/a=b": false, "nftproxy.io/eject=on": false,
+		"nftproxy.io/eject=onn": true, "nftproxy.io/balance=hash": true, "nftproxy.io/balance=client": false} {
 		o, err := services.Get(s.Context(), "old", metav1.GetOptions{})
 		if err != nil {
 			s.Fatal(err)
@@ -167,7 +177,8 @@ func (s policyServer) checkOld() {
 		key, value, _ := strings.Cut(change, "=")
 		o.Annotations = maps.Clone(o.Annotations)
 		o.Annotations[key] = value
-		if _, err = services.Update(s.Context(), o, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}); (err != nil) != refused {
+		dry := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
+		if _, err = services.Update(s.Context(), o, dry); (err != nil) != refused {
 			s.Errorf("%s: %s", change, fmt.Sprint(err))
 		}
 	}

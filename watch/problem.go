@@ -71,7 +71,8 @@ var (
 	// ErrNoNodeAddress: the Node has no usable address (yet).
 	ErrNoNodeAddress = errors.New("none that is usable: the node's own addresses are unknown")
 	// ErrForeignNode: the Node may be another host's.
-	ErrForeignNode = errors.New("none of them is on an interface of this host, so the Node may be another one's: is the name (--hostname-override) right? Node ports on the Node's addresses do not answer here")
+	ErrForeignNode = errors.New("none of them is on an interface of this host, so the Node may be another one's: is the " +
+		"name (--hostname-override) right? Node ports on the Node's addresses do not answer here")
 	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), and the proxy is to recognize pods by
 	// them.
 	ErrNoPodCIDRs = errors.New("none that is usable")

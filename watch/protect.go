@@ -161,7 +161,8 @@ func (ix *index) protectAPIServers(p service.Protected) {
 			guard.Servers = &servers
 		}
 		p[addressClaim(a)] = guard
-		if node := ix.builder.Node(); slices.Contains(node.HostAddresses, a.Addr()) || slices.Contains(node.Addresses, a.Addr()) {
+		if node := ix.builder.Node(); slices.Contains(node.HostAddresses, a.Addr()) || slices.Contains(node.Addresses,
+			a.Addr()) {
 			p[nodePortClaim(ip.Of(a.Addr()), a.Port())] = guard
 		}
 	}
@@ -183,7 +184,8 @@ func (ix *index) withoutIgnoredExternalIPs(s *serviceObject) *serviceObject {
 	if !ix.options.IgnoreExternalIPs || s.bare == nil || len(s.bare.ExternalIPs) == 0 {
 		return s
 	}
-	return s.edited(func(bare *service.Service) { bare.ExternalIPs = nil }, Problem{Object: s.object(), Field: "spec.externalIPs", Err: ErrExternalIPsIgnored})
+	return s.edited(func(bare *service.Service) { bare.ExternalIPs = nil },
+		Problem{Object: s.object(), Field: "spec.externalIPs", Err: ErrExternalIPsIgnored})
 }
 
 // edited returns a copy of the object with more problems, and with another Service, as edit makes it of a copy.

@@ -35,7 +35,8 @@ func TestProxyName(t *testing.T) {
 				served, others = 1, 0
 			}
 			if snapshot.Services.Len() != served || snapshot.Others.Len() != others {
-				t.Errorf("proxy %q, labels %v: %d served and %d of others, want %d and %d", own, step.labels, snapshot.Services.Len(), snapshot.Others.Len(), served, others)
+				t.Errorf("proxy %q, labels %v: %d served and %d of others, want %d and %d", own, step.labels,
+					snapshot.Services.Len(), snapshot.Others.Len(), served, others)
 			}
 		}
 		w.index.deleteService("ns-0/svc-0")

@@ -16,8 +16,8 @@ const (
 )
 
 // parseAddrFor reads an address as parseAddr does. An address that is not one host's, or that means something else on
-// each host, is an error where it has no use: a Service would take broadcasts of the node's neighbours, or what the node's
-// processes say to each other, or to the cloud's metadata server.
+// each host, is an error where it has no use: a Service would take broadcasts of the node's neighbours, or what the
+// node's processes say to each other, or to the cloud's metadata server.
 //
 // An API server refuses loopback and link-local addresses of endpoints and in spec.externalIPs, and multicast ones of
 // 224.0.0.0/24 and ff02::/16 (ValidateNonSpecialIP). It takes all other multicast addresses, 255.255.255.255, and any

@@ -86,7 +86,8 @@ func (ix *index) retain(l loss, now time.Time) {
 	}
 	if !ix.retention.Judge(l.missing, l.serving, now) {
 		if len(l.missing) == l.serving {
-			ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &MissingError{l.serving, examplesOf(slices.Sorted(slices.Values(fresh)))}})
+			ix.problems = append(ix.problems, Problem{Object: ix.nodeName(),
+				Err: &MissingError{l.serving, examplesOf(slices.Sorted(slices.Values(fresh)))}})
 		}
 		return
 	}
@@ -109,7 +110,8 @@ func (ix *index) endRetention(now time.Time) {
 	for _, name := range due {
 		ix.markDirty(ix.joinedOf(name))
 	}
-	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &RemovedError{len(due), examplesOf(due), ix.retention.Period()}})
+	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &RemovedError{len(due), examplesOf(due),
+		ix.retention.Period()}})
 }
 
 // releaseAll retains nothing any more: the source has spoken of everything.
@@ -266,7 +268,8 @@ func (r Retained) String() string {
 	case r.Away:
 		return fmt.Sprintf("serving %d Services on that the source's lists lack, at least until it answers again", r.Services)
 	}
-	return fmt.Sprintf("serving %d Services on that the source's lists lack, until %s", r.Services, r.Until.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("serving %d Services on that the source's lists lack, until %s", r.Services,
+		r.Until.UTC().Format(time.RFC3339))
 }
 
 // maxExamples is how many names a message has.
@@ -298,7 +301,8 @@ func newRetainedError(l loss, period time.Duration) *RetainedError {
 }
 
 func (e *RetainedError) Error() string {
-	return fmt.Sprintf("a list lacks %d of %d Services that serve, or their EndpointSlices (%s): they are served on for %s, unless they come back; a restart with --nftproxy-retain-missing=0 ends that",
+	return fmt.Sprintf("a list lacks %d of %d Services that serve, or their EndpointSlices (%s): they are served on for "+
+		"%s, unless they come back; a restart with --nftproxy-retain-missing=0 ends that",
 		e.Missing, e.Serving, e.Examples, e.Period)
 }
 
@@ -310,7 +314,8 @@ type MissingError struct {
 }
 
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("a list lacks all %d Services that serve, or their EndpointSlices (%s): they are not served on (--nftproxy-retain-missing serves %d or more on for a while)",
+	return fmt.Sprintf("a list lacks all %d Services that serve, or their EndpointSlices (%s): they are not served on "+
+		"(--nftproxy-retain-missing serves %d or more on for a while)",
 		e.Services, e.Examples, retention.Least)
 }
 
@@ -322,7 +327,8 @@ type RemovedError struct {
 }
 
 func (e *RemovedError) Error() string {
-	return fmt.Sprintf("%d Services have been missing from the lists, or without EndpointSlices, for %s and are not served on (%s)", e.Services, e.Period, e.Examples)
+	return fmt.Sprintf("%d Services have been missing from the lists, or without EndpointSlices, for %s and are not "+
+		"served on (%s)", e.Services, e.Period, e.Examples)
 }
 
 // FormerError says that it is not known which Services the rules served before the start.

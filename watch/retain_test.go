@@ -155,7 +155,8 @@ func TestRetainOnEmptyLists(t *testing.T) {
 				}
 				time.Sleep(retainFor - time.Second)
 				l.want("before the end", services(20), 20)
-				if e := took[*RetainedError](l); len(e) == 0 || e[0].Missing != 20 || e[0].Serving != 20 || !strings.HasPrefix(e[0].Examples, "ns-0/svc-0, ns-1/svc-1, ns-10/svc-10, ...") {
+				if e := took[*RetainedError](l); len(e) == 0 || e[0].Missing != 20 || e[0].Serving != 20 ||
+					!strings.HasPrefix(e[0].Examples, "ns-0/svc-0, ns-1/svc-1, ns-10/svc-10, ...") {
 					t.Errorf("reported %v", e)
 				}
 				time.Sleep(time.Second)
@@ -268,7 +269,8 @@ func TestRetainNothing(t *testing.T) {
 		l.want("most are deleted by events", nil, 9)
 		l.list(0, 0)
 		l.want("nine of nine are missing", nil, 0)
-		if e := took[*MissingError](l); len(e) != 1 || !strings.HasPrefix(e[0].Error(), "a list lacks all 9 Services that serve, or their EndpointSlices (ns-11/svc-11, ns-12/svc-12, ns-13/svc-13, ...)") {
+		if e := took[*MissingError](l); len(e) != 1 || !strings.HasPrefix(e[0].Error(), "a list lacks all 9 Services that "+
+			"serve, or their EndpointSlices (ns-11/svc-11, ns-12/svc-12, ns-13/svc-13, ...)") {
 			t.Errorf("reported %v", e)
 		}
 	})
@@ -353,18 +355,26 @@ func TestEndpointsKept(t *testing.T) {
 	const ports = 2000
 	kept := &service.Service{}
 	for i := range ports {
-		one := service.MergeEndpoints([]service.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(1+i))}})
-		kept.Ports = append(kept.Ports, service.Port{Name: fmt.Sprint("p", i), Protocol: service.TCP, Port: uint16(1 + i), Endpoints: one})
+		one := service.MergeEndpoints([]service.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"),
+			uint16(1+i))}})
+		kept.Ports = append(kept.Ports, service.Port{Name: fmt.Sprint("p", i), Protocol: service.TCP, Port: uint16(1 + i),
+			Endpoints: one})
 	}
 	for name, c := range map[string]struct {
 		change func(i int) service.Port
 		want   func(i int) int
 	}{
-		"as before":     {func(i int) service.Port { return kept.Ports[i] }, func(i int) int { return i }},
-		"reversed":      {func(i int) service.Port { return kept.Ports[ports-1-i] }, func(i int) int { return ports - 1 - i }},
-		"other numbers": {func(i int) service.Port { return service.Port{Name: fmt.Sprint("p", ports-1-i), Protocol: service.TCP} }, func(i int) int { return ports - 1 - i }},
-		"other names":   {func(i int) service.Port { return service.Port{Protocol: service.TCP, Port: uint16(1 + i)} }, func(i int) int { return i }},
-		"others":        {func(i int) service.Port { return service.Port{Protocol: service.UDP, Port: uint16(1 + i)} }, func(int) int { return -1 }},
+		"as before": {func(i int) service.Port { return kept.Ports[i] }, func(i int) int { return i }},
+		"reversed": {func(i int) service.Port { return kept.Ports[ports-1-i] }, func(i int) int {
+			return ports - 1 - i
+		}},
+		"other numbers": {func(i int) service.Port {
+			return service.Port{Name: fmt.Sprint("p", ports-1-i), Protocol: service.TCP}
+		}, func(i int) int { return ports - 1 - i }},
+		"other names": {func(i int) service.Port { return service.Port{Protocol: service.TCP, Port: uint16(1 + i)} },
+			func(i int) int { return i }},
+		"others": {func(i int) service.Port { return service.Port{Protocol: service.UDP, Port: uint16(1 + i)} },
+			func(int) int { return -1 }},
 	} {
 		endpoints := endpointsKept(kept)
 		for i := range ports {
@@ -453,7 +463,9 @@ func TestRetainManifests(t *testing.T) {
 	for i := range 12 {
 		a := fmt.Sprintf("10.96.0.%d", 10+i)
 		addresses = append(addresses, a)
-		fmt.Fprintf(&all, "%s\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s%02[2]d, namespace: default, labels: {kubernetes.io/service-name: s%02[2]d}}\naddressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.0.0.%[2]d]}]\n---\n",
+		fmt.Fprintf(&all, "%s\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s%02[2]d, "+
+			"namespace: default, labels: {kubernetes.io/service-name: s%02[2]d}}\naddressType: IPv4\nports: [{port: "+
+			"80}]\nendpoints: [{addresses: [10.0.0.%[2]d]}]\n---\n",
 			manifest(fmt.Sprintf("s%02d", i), a), i)
 	}
 	write(t, path, []byte(all.String()))

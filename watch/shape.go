@@ -16,8 +16,8 @@ import (
 	strictjson "sigs.k8s.io/json"
 )
 
-// shaper gives the JSON of a manifest the shape of a type, so that a field with a value of another type takes nothing more with it.
-// An API server refuses the whole object.
+// shaper gives the JSON of a manifest the shape of a type, so that a field with a value of another type takes nothing
+// more with it. An API server refuses the whole object.
 type shaper struct{ report func(field string, err error) }
 
 // shape returns the JSON as far as it fits the type, and reports each part that does not.
@@ -37,8 +37,8 @@ func (s shaper) shape(data []byte, of reflect.Type) ([]byte, error) {
 	return json.Marshal(fitting)
 }
 
-// fit returns the part of a value that fits the type; ok is false if none does. In place of a string another value's JSON
-// remains: what reads the text judges it, so that a list of sources that is no list admits nobody.
+// fit returns the part of a value that fits the type; ok is false if none does. In place of a string another value's
+// JSON remains: what reads the text judges it, so that a list of sources that is no list admits nobody.
 func (s shaper) fit(value any, of reflect.Type, field string) (fitting any, ok bool) {
 	if value == nil {
 		return nil, true
@@ -220,11 +220,15 @@ func spell(words []word, report func(field string, err error)) {
 func serviceWords(s *corev1.Service) []word {
 	spec, local, cluster := &s.Spec, corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster
 	list := []word{
-		wordOf("spec.type", &spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName),
+		wordOf("spec.type", &spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
+			corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName),
 		judgedWordOf("spec.externalTrafficPolicy", &spec.ExternalTrafficPolicy, cluster, local),
-		judgedWordOf("spec.internalTrafficPolicy", spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal),
-		judgedWordOf("spec.sessionAffinity", &spec.SessionAffinity, corev1.ServiceAffinityClientIP, corev1.ServiceAffinityNone),
-		wordOf("spec.ipFamilyPolicy", spec.IPFamilyPolicy, corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack),
+		judgedWordOf("spec.internalTrafficPolicy", spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster,
+			corev1.ServiceInternalTrafficPolicyLocal),
+		judgedWordOf("spec.sessionAffinity", &spec.SessionAffinity, corev1.ServiceAffinityClientIP,
+			corev1.ServiceAffinityNone),
+		wordOf("spec.ipFamilyPolicy", spec.IPFamilyPolicy, corev1.IPFamilyPolicySingleStack,
+			corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack),
 		judgedWordOf("spec.clusterIP", &spec.ClusterIP, corev1.ClusterIPNone),
 	}
 	for i := range spec.IPFamilies {
@@ -235,7 +239,8 @@ func serviceWords(s *corev1.Service) []word {
 	}
 	for i := range s.Status.LoadBalancer.Ingress {
 		mode := s.Status.LoadBalancer.Ingress[i].IPMode
-		list = append(list, wordOf(item("status.loadBalancer.ingress", i)+".ipMode", mode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy))
+		list = append(list, wordOf(item("status.loadBalancer.ingress", i)+".ipMode", mode, corev1.LoadBalancerIPModeVIP,
+			corev1.LoadBalancerIPModeProxy))
 	}
 	return list
 }
@@ -246,7 +251,8 @@ func protocolWord(port string, p *corev1.Protocol) word {
 
 // sliceWords are the words of an EndpointSlice.
 func sliceWords(s *discoveryv1.EndpointSlice) []word {
-	list := []word{judgedWordOf("addressType", &s.AddressType, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN)}
+	list := []word{judgedWordOf("addressType", &s.AddressType, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6,
+		discoveryv1.AddressTypeFQDN)}
 	for i := range s.Ports {
 		list = append(list, protocolWord(item("ports", i), s.Ports[i].Protocol))
 	}

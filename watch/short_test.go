@@ -14,8 +14,8 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// TestShortWatches: watches that end soon are opened again after pauses that grow, whatever they bring, and the watcher takes
-// what they bring. It says so once, and is not away. Watches that last are opened again at once.
+// TestShortWatches: watches that end soon are opened again after pauses that grow, whatever they bring, and the watcher
+// takes what they bring. It says so once, and is not away. Watches that last are opened again at once.
 func TestShortWatches(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old resource version").ErrStatus
 	change := func(version int) runtime.Object {
@@ -33,19 +33,26 @@ func TestShortWatches(t *testing.T) {
 		least, most int
 		told        string
 	}{
-		"a change":      {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified) }, 0, 75, 160, "watches end within 8s again and again"},
-		"three changes": {func(v int) string { return strings.Repeat(eventsOf(t, change(v), apiwatch.Modified), 3) }, 0, 75, 160, "watches end within 8s again and again"},
-		"a removal":     {func(v int) string { return eventsOf(t, change(v), apiwatch.Deleted) }, 0, 75, 160, "watches end within 8s again and again"},
+		"a change": {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified) }, 0, 75, 160,
+			"watches end within 8s again and again"},
+		"three changes": {func(v int) string { return strings.Repeat(eventsOf(t, change(v), apiwatch.Modified), 3) }, 0, 75,
+			160, "watches end within 8s again and again"},
+		"a removal": {func(v int) string { return eventsOf(t, change(v), apiwatch.Deleted) }, 0, 75, 160,
+			"watches end within 8s again and again"},
 		"change, expiry": {func(v int) string {
 			return eventsOf(t, change(v), apiwatch.Modified) + eventsOf(t, &expired, apiwatch.Error)
 		}, 0, 75, 160, ""},
-		"bookmark":       {func(v int) string { return eventsOf(t, bookmark(v), apiwatch.Bookmark) }, 0, 75, 160, "ends as soon as it is open"},
-		"half a change":  {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified)[:50] }, 0, 75, 160, "ends as soon as it is open"},
-		"3 s":            {func(int) string { return "" }, 3 * time.Second, 75, 160, "watches end within 8s again and again"},
-		"3 s, a change":  {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified) }, 3 * time.Second, 75, 160, "watches end within 8s again and again"},
-		"20 s":           {func(int) string { return "" }, 20 * time.Second, 29, 30, ""},
-		"20 s, a change": {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified) }, 20 * time.Second, 29, 30, ""},
-		"5 min":          {func(int) string { return "" }, 5 * time.Minute, 1, 3, ""},
+		"bookmark": {func(v int) string { return eventsOf(t, bookmark(v), apiwatch.Bookmark) }, 0, 75, 160,
+			"ends as soon as it is open"},
+		"half a change": {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified)[:50] }, 0, 75, 160,
+			"ends as soon as it is open"},
+		"3 s": {func(int) string { return "" }, 3 * time.Second, 75, 160, "watches end within 8s again and again"},
+		"3 s, a change": {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified) }, 3 * time.Second, 75, 160,
+			"watches end within 8s again and again"},
+		"20 s": {func(int) string { return "" }, 20 * time.Second, 29, 30, ""},
+		"20 s, a change": {func(v int) string { return eventsOf(t, change(v), apiwatch.Modified) }, 20 * time.Second, 29, 30,
+			""},
+		"5 min": {func(int) string { return "" }, 5 * time.Minute, 1, 3, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(r *rig) {
@@ -88,7 +95,8 @@ func TestShortWatches(t *testing.T) {
 	}
 }
 
-// TestBrokenWatch: a watch that breaks once is opened again at once where it was open for a while, and soon where it was not.
+// TestBrokenWatch: a watch that breaks once is opened again at once where it was open for a while, and soon where it
+// was not.
 func TestBrokenWatch(t *testing.T) {
 	for lasted, most := range map[time.Duration]time.Duration{
 		10 * time.Millisecond: firstPause, 2 * time.Second: 0, time.Minute: 0,

@@ -43,7 +43,8 @@ func TestAPIServerSilent(t *testing.T) {
 		}
 		return len(missing) == 0 && waits
 	})
-	if words := strings.Join(o.Awaiting(), ", "); !strings.Contains(words, "Services") || !strings.Contains(words, "192.0.2.1:6443") {
+	if words := strings.Join(o.Awaiting(), ", "); !strings.Contains(words, "Services") ||
+		!strings.Contains(words, "192.0.2.1:6443") {
 		t.Errorf("waiting for %q: the address is missing", words)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"nftproxy/model/slowstart"
 )
 
-// growing has the new endpoints of a snapshot have the part of their weight that they have now, and notes when that changes
-// next. It reports Services for whose new endpoints the node has no room. The caller holds the lock.
+// growing has the new endpoints of a snapshot have the part of their weight that they have now, and notes when that
+// changes next. It reports Services for whose new endpoints the node has no room. The caller holds the lock.
 func (w *Watcher) growing(s service.Snapshot) service.Snapshot {
 	if w.told {
 		return s
@@ -37,10 +37,12 @@ func (w *Watcher) growthDue() (due time.Time, ok bool) {
 	return w.grows, !w.grows.IsZero()
 }
 
-// SlowStartError says that endpoints of a Service that are new have their whole weight at once, although it asks for a slow
-// start: the Services with new endpoints have as many as a node follows.
+// SlowStartError says that endpoints of a Service that are new have their whole weight at once, although it asks for a
+// slow start: the Services with new endpoints have as many as a node follows.
 type SlowStartError struct{}
 
 func (e *SlowStartError) Error() string {
-	return fmt.Sprintf("new endpoints have their whole weight at once: the Services of a namespace that have new endpoints may have %d together, those of all %d, and there would be more", slowstart.MaxOfNamespace, slowstart.MaxEndpoints)
+	return fmt.Sprintf("new endpoints have their whole weight at once: the Services of a namespace that have new "+
+		"endpoints may have %d together, those of all %d, and there would be more", slowstart.MaxOfNamespace,
+		slowstart.MaxEndpoints)
 }

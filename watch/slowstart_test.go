@@ -89,8 +89,8 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// TestSlowStartBound: the Services of a namespace that have new endpoints have 1,024 at most. More start with their whole
-// weight, and a problem says so once, until there has been room again.
+// TestSlowStartBound: the Services of a namespace that have new endpoints have 1,024 at most. More start with their
+// whole weight, and a problem says so once, until there has been room again.
 func TestSlowStartBound(t *testing.T) {
 	w, out := publisher()
 	var problems []Problem
@@ -105,12 +105,14 @@ func TestSlowStartBound(t *testing.T) {
 		s := slice1(ip.V4)
 		s.Endpoints = nil
 		for i := range step.endpoints {
-			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i/250, i%250)}})
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i/250,
+				i%250)}})
 		}
 		w.change(func(ix *index) { ix.setSlice(convertSlice(s)) })
 		w.publish()
 		if w.starts.Growing() != step.followed || len(problems) != step.problems {
-			t.Fatalf("%d endpoints: %d Services are followed and %d problems reported, want %d and %d", step.endpoints, w.starts.Growing(), len(problems), step.followed, step.problems)
+			t.Fatalf("%d endpoints: %d Services are followed and %d problems reported, want %d and %d", step.endpoints,
+				w.starts.Growing(), len(problems), step.followed, step.problems)
 		}
 	}
 	if !strings.Contains(problems[0].Error(), "whole weight at once") {

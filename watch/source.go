@@ -82,8 +82,8 @@ func (c *Connection) Renew() {
 }
 
 // Recorder returns a function that writes events to the API server until the context ends, for this node, and calls
-// failed where that does not work. With manifests it writes none. It never blocks. At most five events a second are written, and
-// ten at once, as by kube-proxy.
+// failed where that does not work. With manifests it writes none. It never blocks. At most five events a second are
+// written, and ten at once, as by kube-proxy.
 func (c *Connection) Recorder(ctx context.Context, node string, failed func(error)) (record func(Event), err error) {
 	if c.Client == nil {
 		return func(Event) {}, nil

@@ -68,8 +68,10 @@ func TestDialerDoesNotTellAProxy(t *testing.T) {
 // TestServerOf: the host and port by which a client dials.
 func TestServerOf(t *testing.T) {
 	for _, test := range [][2]string{
-		{"https://192.0.2.1:6443", "192.0.2.1:6443"}, {"https://api.example", "api.example:443"}, {"http://api.example/path", "api.example:80"},
-		{"https://[2001:db8::1]:6443", "[2001:db8::1]:6443"}, {"https://[2001:db8::1]", "[2001:db8::1]:443"}, {"api.example:6443", "api.example:6443"},
+		{"https://192.0.2.1:6443", "192.0.2.1:6443"}, {"https://api.example", "api.example:443"},
+		{"http://api.example/path", "api.example:80"},
+		{"https://[2001:db8::1]:6443", "[2001:db8::1]:6443"}, {"https://[2001:db8::1]", "[2001:db8::1]:443"},
+		{"api.example:6443", "api.example:6443"},
 	} {
 		if got, err := serverOf(&rest.Config{Host: test[0]}); err != nil || got != test[1] {
 			t.Errorf("%s: %s, %v; want %s", test[0], got, err, test[1])
@@ -80,7 +82,8 @@ func TestServerOf(t *testing.T) {
 // TestConnectionsClosedAfterSleep: a watch on a server that does not answer any more ends when the
 // connections are closed, and the next request goes over a new connection.
 func TestConnectionsClosedAfterSleep(t *testing.T) {
-	const object = `{"type":"ADDED","object":{"kind":"Service","apiVersion":"v1","metadata":{"name":"web","namespace":"default"}}}`
+	const object = `{"type":"ADDED","object":{"kind":"Service","apiVersion":"v1","metadata":{"name":"web",` +
+		`"namespace":"default"}}}`
 	ended := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

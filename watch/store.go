@@ -32,7 +32,8 @@ type store[K converted] struct {
 	synced chan struct{}
 }
 
-func newStore[K converted](w *Watcher, set func(*index, K), remove func(*index, service.Name), known func(*index) []service.Name) *store[K] {
+func newStore[K converted](w *Watcher, set func(*index, K), remove func(*index, service.Name),
+	known func(*index) []service.Name) *store[K] {
 	return &store[K]{watcher: w, set: set, remove: remove, known: known, synced: make(chan struct{})}
 }
 
@@ -60,8 +61,8 @@ func (s *store[K]) delete(object K) {
 	s.watcher.change(func(ix *index) { s.remove(ix, object.name()) })
 }
 
-// replace puts the list in the place of all objects, in one step: at the start, and when the API server lists again. Where the
-// list lacks most Services or their endpoints, these are retained (model/retention).
+// replace puts the list in the place of all objects, in one step: at the start, and when the API server lists again.
+// Where the list lacks most Services or their endpoints, these are retained (model/retention).
 func (s *store[K]) replace(objects []K) {
 	now := time.Now()
 	s.watcher.change(func(ix *index) {

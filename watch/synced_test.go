@@ -26,14 +26,16 @@ func TestSynced(t *testing.T) {
 			var w *Watcher
 			var called atomic.Int32
 			out := service.NewMailbox()
-			w = NewWatcher(Options{Node: "node-0", NodeTimeout: time.Millisecond, AwaitPodCIDRs: true, PodCIDRTimeout: time.Millisecond, Synced: func() {
-				called.Add(1)
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				if objects, made := len(w.index.serviceNames()), w.index.builder.Snapshot().Services.Len(); objects != 1 || made != 0 || w.synced {
-					t.Errorf("called with %d objects, %d services made of them, update let go: %t", objects, made, w.synced)
-				}
-			}}, out)
+			w = NewWatcher(Options{Node: "node-0", NodeTimeout: time.Millisecond, AwaitPodCIDRs: true,
+				PodCIDRTimeout: time.Millisecond, Synced: func() {
+					called.Add(1)
+					w.mu.Lock()
+					defer w.mu.Unlock()
+					if objects, made := len(w.index.serviceNames()), w.index.builder.Snapshot().Services.Len(); objects != 1 ||
+						made != 0 || w.synced {
+						t.Errorf("called with %d objects, %d services made of them, update let go: %t", objects, made, w.synced)
+					}
+				}}, out)
 			ctx, cancel := context.WithCancel(context.Background())
 			ended := make(chan error, 1)
 			go func() { ended <- run(w, ctx) }()

@@ -38,8 +38,9 @@ func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key str
 		}
 	}
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", node)),
-		ObjectType:    &corev1.Node{},
+		ListerWatcher: cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll,
+			fields.OneTermEqualSelector("metadata.name", node)),
+		ObjectType: &corev1.Node{},
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    put,
 			UpdateFunc: func(_, object any) { put(object) },
@@ -93,7 +94,8 @@ func setTaints(ctx context.Context, client kubernetes.Interface, n *corev1.Node,
 	if err != nil {
 		return fmt.Errorf("encode the taints of Node %s: %w", n.Name, err)
 	}
-	if _, err := client.CoreV1().Nodes().Patch(ctx, n.Name, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := client.CoreV1().Nodes().Patch(ctx, n.Name, types.JSONPatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("patch Node %s: %w", n.Name, err)
 	}
 	return nil

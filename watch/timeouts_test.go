@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestTimeoutsRefused: on a kernel without time-outs of single connections a Service is served as without its annotations, and an
-// event on it says why. Nobody asks the kernel before a Service asks for time-outs.
+// TestTimeoutsRefused: on a kernel without time-outs of single connections a Service is served as without its
+// annotations, and an event on it says why. Nobody asks the kernel before a Service asks for time-outs.
 func TestTimeoutsRefused(t *testing.T) {
 	for _, refused := range []error{nil, errors.New("try time-outs: no such file")} {
 		w, _ := publisher()
@@ -18,7 +18,8 @@ func TestTimeoutsRefused(t *testing.T) {
 		if asked > 0 {
 			t.Error("the kernel is asked for nobody")
 		}
-		object.Annotations = map[string]string{"nftproxy.io/tcp-established-timeout": "2h", "nftproxy.io/udp-timeouts": "30s,10m", "nftproxy.io/balance": "client"}
+		object.Annotations = map[string]string{"nftproxy.io/tcp-established-timeout": "2h",
+			"nftproxy.io/udp-timeouts": "30s,10m", "nftproxy.io/balance": "client"}
 		w.index.setService(convertService(object))
 		want := "balance=client"
 		problems := w.index.takeProblems()
@@ -35,7 +36,8 @@ func TestTimeoutsRefused(t *testing.T) {
 			continue
 		}
 		for i, begins := range []string{
-			`metadata.annotations[nftproxy.io/tcp-established-timeout]: "2h": this node's kernel gives no time-outs to single connections (it needs CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: try`,
+			`metadata.annotations[nftproxy.io/tcp-established-timeout]: "2h": this node's kernel gives no time-outs to single ` +
+				`connections (it needs CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: try`,
 			`metadata.annotations[nftproxy.io/udp-timeouts]: "30s,10m": this node's kernel`,
 		} {
 			if len(problems) != 2 {

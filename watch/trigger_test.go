@@ -35,7 +35,8 @@ func dualStack(n int) *corev1.Service {
 func slice1(family ip.Family) *discoveryv1.EndpointSlice {
 	protocol, port := corev1.ProtocolTCP, int32(8080)
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-4", Labels: map[string]string{discoveryv1.LabelServiceName: "svc-1"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-4",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "svc-1"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Protocol: &protocol, Port: &port}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.1"}}},
@@ -128,7 +129,8 @@ func TestTriggerTime(t *testing.T) {
 	if !object.trigger.IsZero() || len(object.ports) != 1 {
 		t.Errorf("trigger %v, %d ports", object.trigger, len(object.ports))
 	}
-	const want = `EndpointSlice default/web-4: metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]: "yesterday": ` +
+	const want = `EndpointSlice default/web-4: metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]: ` +
+		`"yesterday": ` +
 		`not a time such as 2006-01-02T15:04:05.999Z: the delay of this change is not measured`
 	if len(object.problems) != 1 || object.problems[0].Error() != want {
 		t.Errorf("problems %v, want %s", object.problems, want)

@@ -30,13 +30,14 @@ func MinorOf(v apiversion.Info) int {
 	return n
 }
 
-// OutsideRange says in words that an API server is older than those that nftproxy is made for; empty if it is not. A newer one has
-// the same API: all that nftproxy reads is stable.
+// OutsideRange says in words that an API server is older than those that nftproxy is made for; empty if it is not. A
+// newer one has the same API: all that nftproxy reads is stable.
 func OutsideRange(v apiversion.Info) string {
 	if n := MinorOf(v); n >= OldestServer {
 		return ""
 	}
-	return fmt.Sprintf("the API server is %s: nftproxy is made for 1.%d to 1.%d, and was tried with no older one", cmp.Or(v.GitVersion, "of an unknown version"), OldestServer, NewestServer)
+	return fmt.Sprintf("the API server is %s: nftproxy is made for 1.%d to 1.%d, and was tried with no older one",
+		cmp.Or(v.GitVersion, "of an unknown version"), OldestServer, NewestServer)
 }
 
 // versionTimeout bounds the wait for an answer, which may begin with the search for an address.

@@ -38,17 +38,18 @@ type Options struct {
 	IgnoreExternalIPs bool
 	// Balance is that of the Services that have neither the annotation nor session affinity.
 	Balance service.Balance
-	// TryTimeouts returns an error if the kernel cannot give connections time-outs of their own. It is called for each version of a
-	// Service that asks for some, while the watcher holds its lock. If it is nil, the kernel can.
+	// TryTimeouts returns an error if the kernel cannot give connections time-outs of their own. It is called for each
+	// version of a Service that asks for some, while the watcher holds its lock. If it is nil, the kernel can.
 	TryTimeouts func() error
-	// Accounts say what the changes of each namespace have cost; nil for no account. The Services of a namespace in debt are held
-	// back: then the snapshot has them as they were before.
+	// Accounts say what the changes of each namespace have cost; nil for no account. The Services of a namespace in debt
+	// are held back: then the snapshot has them as they were before.
 	Accounts *pace.Accounts
 	// MaxElements is how many elements of the node's tables one Service may
 	// cost; 0 means service.DefaultMaxElements.
 	MaxElements int
-	// MaxAllElements is how many elements all Services together may cost beyond service.UncountedElements of each, and once more by the
-	// slots of weights and hashes, a quarter of it in one namespace; 0 means service.DefaultMaxAllElements.
+	// MaxAllElements is how many elements all Services together may cost beyond service.UncountedElements of each, and
+	// once more by the slots of weights and hashes, a quarter of it in one namespace; 0 means
+	// service.DefaultMaxAllElements.
 	MaxAllElements int
 	// MaxAffinityPorts is how many ports of Services may have session affinity, a
 	// quarter of them in one namespace; 0 means service.DefaultMaxAffinityPorts.
@@ -111,7 +112,8 @@ type Watcher struct {
 	// counted has the changes that the last update in the mailbox counts. covered has those
 	// of now, or of the last look that found no difference to that update's snapshot.
 	counted, covered service.Changes
-	// starts follows new endpoints, unless SetGrowth tells of them. grows is when they have more of their weight; zero for never.
+	// starts follows new endpoints, unless SetGrowth tells of them. grows is when they have more of their weight; zero for
+	// never.
 	starts slowstart.Tracker
 	told   bool
 	grows  time.Time
@@ -150,20 +152,20 @@ func (w *Watcher) AddAPIServer(a netip.AddrPort) {
 }
 
 // SetHostAddresses sets the addresses on the node's interfaces, those of them on links that pods may share
-// (service.Node.SharedAddresses), and the broadcast addresses of its networks, each in any order. It may be called at any
-// time, before and during a run, from any goroutine.
+// (service.Node.SharedAddresses), and the broadcast addresses of its networks, each in any order. It may be called at
+// any time, before and during a run, from any goroutine.
 func (w *Watcher) SetHostAddresses(addrs, shared []netip.Addr, broadcast ...netip.Addr) {
 	w.change(func(ix *index) { ix.setHostAddresses(addrs, shared, broadcast) })
 }
 
-// SetEjections says which endpoints the node does without because they do not answer. It may be called at any time, before
-// and during a run, from any goroutine.
+// SetEjections says which endpoints the node does without because they do not answer. It may be called at any time,
+// before and during a run, from any goroutine.
 func (w *Watcher) SetEjections(e service.Ejections) {
 	w.change(func(ix *index) { ix.builder.SetEjections(e) })
 }
 
-// SetGrowth says which endpoints are growing in place of what the watcher itself sees come. It may be called at any time, before
-// and during a run, from any goroutine.
+// SetGrowth says which endpoints are growing in place of what the watcher itself sees come. It may be called at any
+// time, before and during a run, from any goroutine.
 func (w *Watcher) SetGrowth(g service.Growth) {
 	w.change(func(ix *index) {
 		w.told = true
@@ -298,7 +300,8 @@ func (w *Watcher) Pending(inForce service.Changes) service.Changes {
 	if !w.index.due.IsZero() {
 		held = uint64(len(w.index.dirty))
 	}
-	return service.Changes{Services: all.Services - inForce.Services + held, EndpointSlices: all.EndpointSlices - inForce.EndpointSlices}
+	return service.Changes{Services: all.Services - inForce.Services + held,
+		EndpointSlices: all.EndpointSlices - inForce.EndpointSlices}
 }
 
 func (w *Watcher) report(problems []Problem) {

@@ -45,9 +45,8 @@ type Samples struct {
 	// Drain is how long slow proxies may work on outstanding changes afterwards. At the
 	// sizes of ShortChurn it is half as long.
 	Drain time.Duration
-	// Budget ends a series of one-endpoint changes. Slow proxies have half of it at the sizes of ShortChurn. After a third of
-	// it no more starts are made. At least one change and one start are made, whatever
-	// they take.
+	// Budget ends a series of one-endpoint changes. Slow proxies have half of it at the sizes of ShortChurn. After a third
+	// of it no more starts are made. At least one change and one start are made, whatever they take.
 	Budget time.Duration
 	// Node is how long a proxy is at rest, and how long changes come at each rate, where
 	// the question is what a node pays.
@@ -58,14 +57,16 @@ type Samples struct {
 func Full() Samples {
 	return Samples{
 		Starts: 3, Changes: 200, SlowChanges: 20,
-		Churn: time.Minute, SlowChurn: time.Minute, ShortChurn: 20 * time.Second, Drain: 30 * time.Second, Budget: 30 * time.Second,
-		Node: result.NodeTime,
+		Churn: time.Minute, SlowChurn: time.Minute, ShortChurn: 20 * time.Second, Drain: 30 * time.Second,
+		Budget: 30 * time.Second,
+		Node:   result.NodeTime,
 	}
 }
 
 // Quick is a run of a minute or two at the smallest size.
 func Quick() Samples {
-	return Samples{Starts: 1, Changes: 50, SlowChanges: 3, Churn: 10 * time.Second, Budget: 10 * time.Second, Node: 10 * time.Second}
+	return Samples{Starts: 1, Changes: 50, SlowChanges: 3, Churn: 10 * time.Second, Budget: 10 * time.Second,
+		Node: 10 * time.Second}
 }
 
 // LeftOut says what a quick run leaves out.
@@ -78,7 +79,8 @@ func LeftOut() []string {
 	}
 	return []string{
 		"control plane: the sizes " + rest[2:],
-		"control plane: the changes at constant rates with kube-proxy; nftproxy goes through 10 s of each instead of a minute",
+		"control plane: the changes at constant rates with kube-proxy; nftproxy goes through 10 s of each " +
+			"instead of a minute",
 		"control plane: most samples; a p99 of few samples is their maximum",
 	}
 }

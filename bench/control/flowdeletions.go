@@ -36,7 +36,8 @@ type deletions struct {
 const notices = 512 << 20
 
 func listen(ns *testnet.Namespace) (*deletions, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), Groups: 1 << (netfilter.GroupCTDestroy - 1)})
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(),
+		Groups: 1 << (netfilter.GroupCTDestroy - 1)})
 	if err != nil {
 		return nil, fmt.Errorf("listen to conntrack: %w", err)
 	}

@@ -12,12 +12,12 @@ import (
 	"nftproxy/test/lib/controlplane"
 )
 
-// Flows says how to measure the time that UDP flows stay with endpoints that have gone, in a rolling update. The time begins
-// when the kernel has the rules without an endpoint. It ends when the kernel deletes the last conntrack entry that led to
-// that endpoint.
+// Flows says how to measure the time that UDP flows stay with endpoints that have gone, in a rolling update. The time
+// begins when the kernel has the rules without an endpoint. It ends when the kernel deletes the last conntrack entry
+// that led to that endpoint.
 //
-// The flows are datagrams of many clients, which go on sending all the time. All times come from the kernel's notices of
-// rules and of entries that end.
+// The flows are datagrams of many clients, which go on sending all the time. All times come from the kernel's notices
+// of rules and of entries that end.
 type Flows struct {
 	proxies.Setup
 	// Sizes are numbers of flows.
@@ -58,7 +58,9 @@ func flowQuestions() []string {
 // backends lists the proxies that write nftables. For these the kernel's notices show the
 // end of each sync.
 func (c Flows) backends() []string {
-	return slices.DeleteFunc([]string{result.NFTProxy, result.KubeProxyNFTables}, func(name string) bool { return !c.Wants(name) })
+	return slices.DeleteFunc([]string{result.NFTProxy, result.KubeProxyNFTables}, func(name string) bool {
+		return !c.Wants(name)
+	})
 }
 
 // Cells is the number of cells that Run puts.

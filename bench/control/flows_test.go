@@ -38,7 +38,8 @@ func TestFlows(t *testing.T) {
 
 func TestFlowsValidate(t *testing.T) {
 	for _, c := range []Flows{
-		{Sizes: []int{0}, Endpoints: 1}, {Sizes: []int{maxFlows + 1}, Endpoints: 1}, {Sizes: []int{1}}, {Sizes: []int{1}, Endpoints: maxReplaced + 1},
+		{Sizes: []int{0}, Endpoints: 1}, {Sizes: []int{maxFlows + 1}, Endpoints: 1}, {Sizes: []int{1}},
+		{Sizes: []int{1}, Endpoints: maxReplaced + 1},
 	} {
 		if c.Validate() == nil {
 			t.Errorf("%+v is valid", c)

@@ -13,12 +13,15 @@ import (
 // come at several rates.
 func (s *subject) nodeSteps() []step {
 	steps := []step{
-		{"first program", []string{result.FirstProgram, result.StartToProgram, result.FirstProgramCPU}, false, s.firstPrograms},
+		{"first program", []string{result.FirstProgram, result.StartToProgram, result.FirstProgramCPU}, false,
+			s.firstPrograms},
 		{"at rest", []string{result.NodeMemory, result.NodeCPU(0)}, false, s.atRest},
 	}
 	for _, rate := range result.NodeRates() {
 		question := result.NodeCPU(rate)
-		steps = append(steps, step{question, []string{question}, true, func(ctx context.Context) error { return s.nodeCPU(ctx, rate, s.drain(s.Ours)) }})
+		steps = append(steps, step{question, []string{question}, true, func(ctx context.Context) error {
+			return s.nodeCPU(ctx, rate, s.drain(s.Ours))
+		}})
 	}
 	return steps
 }

@@ -107,7 +107,8 @@ func (s Size) entries() int {
 
 // cell returns a cell for a measurement, without values.
 func (s Size) cell(question, backend, unit string) result.Cell {
-	return result.Cell{Question: question, Backend: backend, Size: s.Name, Services: s.Services, Endpoints: s.total(), Unit: unit}
+	return result.Cell{Question: question, Backend: backend, Size: s.Name, Services: s.Services, Endpoints: s.total(),
+		Unit: unit}
 }
 
 // spread lists count Services, evenly from the first to the last. If there are fewer than

@@ -151,14 +151,16 @@ func TestHopeless(t *testing.T) {
 	}
 	failed := failures{result.KubeProxyIPTables: {find(result.Usual)}}
 	for name, want := range map[string]time.Duration{
-		result.Usual: 30 * time.Second, result.Wide: 30 * time.Second, "30,000x3": 30 * time.Second, "5,000x20 LB": 30 * time.Second,
-		result.Small: 3 * time.Minute, result.Many: 3 * time.Minute, "1x10,000": 3 * time.Minute,
+		result.Usual: 30 * time.Second, result.Wide: 30 * time.Second, "30,000x3": 30 * time.Second,
+		"5,000x20 LB": 30 * time.Second,
+		result.Small:  3 * time.Minute, result.Many: 3 * time.Minute, "1x10,000": 3 * time.Minute,
 	} {
 		got, note := failed.limit(3*time.Minute, result.KubeProxyIPTables, find(name))
 		if got != want || strings.Contains(note, result.Usual) != (got < 3*time.Minute) {
 			t.Errorf("%s: %v, %q; want %v", name, got, note, want)
 		}
-		if got, note := failed.limit(3*time.Minute, result.KubeProxyNFTables, find(name)); got != 3*time.Minute || note != "" {
+		if got, note := failed.limit(3*time.Minute, result.KubeProxyNFTables, find(name)); got != 3*time.Minute ||
+			note != "" {
 			t.Errorf("%s, who never failed: %v, %q", name, got, note)
 		}
 	}
@@ -182,7 +184,8 @@ func TestSpots(t *testing.T) {
 	for _, name := range []string{"40x1", "40x10", one, "7x3"} {
 		w := worldOf(t, name)
 		total := w.size.total()
-		for what, list := range map[string][]spot{"scattered": w.scattered(total), "few": w.spots(5), "many": w.spots(3 * total)} {
+		for what, list := range map[string][]spot{"scattered": w.scattered(total), "few": w.spots(5),
+			"many": w.spots(3 * total)} {
 			distinct := map[spot]bool{}
 			for _, at := range list {
 				distinct[at] = true

@@ -39,7 +39,8 @@ func (s *subject) firstPrograms(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		took, whole, cpu = append(took, first.Took.Seconds()), append(whole, first.At.Sub(start).Seconds()), append(cpu, used.Seconds())
+		took, whole, cpu = append(took, first.Took.Seconds()), append(whole, first.At.Sub(start).Seconds()),
+			append(cpu, used.Seconds())
 		for part, v := range partsOf(first.Line, time.Second) {
 			parts[part] = append(parts[part], v)
 		}

@@ -218,7 +218,8 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 		notes = append(notes, fmt.Sprintf("%v of changes", going))
 	}
 	if f.missing > 0 {
-		notes = append(notes, fmt.Sprintf("%d of %d had not arrived %v after the last one was written", f.missing, len(f.lags), patience))
+		notes = append(notes, fmt.Sprintf("%d of %d had not arrived %v after the last one was written", f.missing,
+			len(f.lags), patience))
 	}
 	lag.Note = strings.Join(notes, "; ")
 	share.Note = lag.Note
@@ -238,7 +239,8 @@ type flow struct {
 
 // flow replaces endpoints at a constant rate for as long as going, and then waits for
 // outstanding ones with patience.
-func (s *subject) flow(ctx context.Context, rate float64, going, patience time.Duration, write update) (f flow, err error) {
+func (s *subject) flow(ctx context.Context, rate float64, going, patience time.Duration,
+	write update) (f flow, err error) {
 	if err := s.listen(); err != nil {
 		return f, err
 	}

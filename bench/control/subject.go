@@ -37,8 +37,10 @@ type step struct {
 
 func (s *subject) steps() []step {
 	return []step{
-		{"first program", []string{result.FirstProgram, result.StartToProgram, result.FirstProgramCPU}, false, s.firstPrograms},
-		{"one-endpoint changes", []string{result.ChangeSeen, result.ChangeInside, result.ChangeCPU, result.PeakMemory}, false, s.oneEndpoint},
+		{"first program", []string{result.FirstProgram, result.StartToProgram, result.FirstProgramCPU}, false,
+			s.firstPrograms},
+		{"one-endpoint changes", []string{result.ChangeSeen, result.ChangeInside, result.ChangeCPU, result.PeakMemory}, false,
+			s.oneEndpoint},
 		{"100 changes a second", []string{result.Churn100, result.Churn100CPU}, true, s.churn100},
 		{"1,000 changes a second", []string{result.Churn1000, result.Churn1000CPU}, true, s.churn1000},
 		{"restart", []string{result.Restart}, false, s.restart},

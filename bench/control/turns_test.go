@@ -17,10 +17,12 @@ func TestTurns(t *testing.T) {
 	turns := &turns{Sink: &sink}
 	var order []string
 	values := map[string][]float64{result.NFTProxy: {1, 30, 4}, result.Earlier: {2, 10, 5}}
-	builds := []backend{newBackend(proxies.Proxy{Name: result.NFTProxy, Ours: true}), newBackend(proxies.Proxy{Name: result.Earlier, Ours: true})}
+	builds := []backend{newBackend(proxies.Proxy{Name: result.NFTProxy, Ours: true}),
+		newBackend(proxies.Proxy{Name: result.Earlier, Ours: true})}
 	for _, b := range turns.order(builds, 3) {
 		order = append(order, b.Name)
-		turns.Put(result.Cell{Question: result.NodeMemory, Backend: b.Name, Size: "1x1", Values: map[string]float64{result.Value: values[b.Name][0]}})
+		turns.Put(result.Cell{Question: result.NodeMemory, Backend: b.Name, Size: "1x1",
+			Values: map[string]float64{result.Value: values[b.Name][0]}})
 		values[b.Name] = values[b.Name][1:]
 	}
 	want := []string{result.NFTProxy, result.Earlier, result.Earlier, result.NFTProxy, result.NFTProxy, result.Earlier}

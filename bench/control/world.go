@@ -92,7 +92,8 @@ func (w *world) slice(service, n int) *discoveryv1.EndpointSlice {
 
 // update writes a slice to the API server, whatever version the server has.
 func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	if _, err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+	if _, err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Update(ctx, s,
+		metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
 	w.note(s)

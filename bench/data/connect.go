@@ -74,7 +74,8 @@ func (c *client) once() (time.Duration, error) {
 // burst opens connections until there were as many as samples has room for, and
 // at least some of them and time is up. It returns the time that each connect()
 // took.
-func burst(ns *testnet.Namespace, to netip.AddrPort, samples []time.Duration, least int, most time.Duration) ([]time.Duration, error) {
+func burst(ns *testnet.Namespace, to netip.AddrPort, samples []time.Duration, least int,
+	most time.Duration) ([]time.Duration, error) {
 	samples = samples[:0]
 	err := ns.Do(func() error {
 		return undisturbed(func() error {

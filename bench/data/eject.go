@@ -38,7 +38,8 @@ const (
 	ofClient  = "client and kernel, us/connection"
 )
 
-// Run measures nodes with each mode in turn, and writes a table: medians, and the medians of the ratios to off within a round.
+// Run measures nodes with each mode in turn, and writes a table: medians, and the medians of the ratios to off within a
+// round.
 func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
 	var nodes []*ejectNode
 	defer func() {
@@ -102,7 +103,8 @@ func (e Ejection) start(ctx context.Context, mode string) (n *ejectNode, err err
 	if err := os.WriteFile(filepath.Join(n.dir, "service.yaml"), []byte(ejectManifest()), 0o644); err != nil {
 		return n, err
 	}
-	n.process, err = child.Start(n.topology.Node, exec.Command(e.NFTProxy, "run", "--nftproxy-manifests="+n.dir, "--hostname-override=node", "--cluster-cidr=10.244.0.0/16",
+	n.process, err = child.Start(n.topology.Node, exec.Command(e.NFTProxy, "run", "--nftproxy-manifests="+n.dir,
+		"--hostname-override=node", "--cluster-cidr=10.244.0.0/16",
 		"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0", "-v=2", "--nftproxy-eject="+mode))
 	if err != nil {
 		return n, err

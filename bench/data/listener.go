@@ -86,7 +86,8 @@ func (l *listener) endpoints() (map[netip.Addr]int, error) {
 			return counts, err
 		}
 		local, err := unix.Getsockname(fd)
-		if err = errors.Join(os.NewSyscallError("getsockname", err), os.NewSyscallError("close", unix.Close(fd))); err != nil {
+		if err = errors.Join(os.NewSyscallError("getsockname", err),
+			os.NewSyscallError("close", unix.Close(fd))); err != nil {
 			return counts, err
 		}
 		if a, ok := local.(*unix.SockaddrInet4); ok {

@@ -77,7 +77,8 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 		_, paired := c.Values[result.PairKey(result.P50, again)]
-		if want := c.Backend == result.OneStaticRule && strings.HasPrefix(c.Question, result.ConnectionSetup); paired != want {
+		if want := c.Backend == result.OneStaticRule && strings.HasPrefix(c.Question,
+			result.ConnectionSetup); paired != want {
 			t.Errorf("%s of %s: a ratio %v, want %v", c.Question, c.Backend, paired, want)
 		}
 	}

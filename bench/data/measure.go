@@ -100,7 +100,8 @@ func (r *run) answer(ctx context.Context, question, unit string, s *series) {
 	for _, services := range r.Sizes {
 		present := r.at(services)
 		for _, at := range present {
-			c := result.Cell{Question: question, Backend: at.backend, Size: result.Count(services), Services: services, Unit: unit}
+			c := result.Cell{Question: question, Backend: at.backend, Size: result.Count(services), Services: services,
+				Unit: unit}
 			c.Note = noteOn(at, question)
 			switch err := s.failed[at]; {
 			case err != nil:
@@ -120,8 +121,10 @@ func (r *run) answer(ctx context.Context, question, unit string, s *series) {
 // noteOn is what a reader has to know of a site's figures.
 func noteOn(at *site, question string) string {
 	switch {
-	case (at.backend == result.KubeProxyIPTables || at.backend == result.KubeProxyLegacy) && at.services > 1 && strings.HasPrefix(question, "connection"):
-		return "it writes services in random order, and a packet passes those before its own: where the measured one is, is chance"
+	case (at.backend == result.KubeProxyIPTables || at.backend == result.KubeProxyLegacy) && at.services > 1 &&
+		strings.HasPrefix(question, "connection"):
+		return "it writes services in random order, and a packet passes those before its own: where the measured one is, " +
+			"is chance"
 	case at.services == 0:
 		return "measured once: it knows no number of services"
 	}

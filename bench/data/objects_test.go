@@ -59,7 +59,8 @@ func TestSteps(t *testing.T) {
 				continue
 			}
 			s := addresses[to]
-			if s == nil || endpoints[s.Name] != endpointCount || target.affinity != (s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP) {
+			if s == nil || endpoints[s.Name] != endpointCount ||
+				target.affinity != (s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP) {
 				t.Errorf("%s at %d: %v has service %+v, with %d endpoints", target.name, size, to, s, endpoints[s.Name])
 			}
 		}
@@ -111,7 +112,8 @@ func TestQuestions(t *testing.T) {
 			seen[q] = true
 		}
 		for _, q := range []string{
-			result.ConnectionSetup + ", pod to cluster IP, last service", result.ConnectionSetup + ", node to cluster IP, last service", result.ConnectionSetup + ", outside to node port, last service",
+			result.ConnectionSetup + ", pod to cluster IP, last service", result.ConnectionSetup +
+				", node to cluster IP, last service", result.ConnectionSetup + ", outside to node port, last service",
 		} {
 			if !seen[q] {
 				t.Errorf("%q is not asked", q)

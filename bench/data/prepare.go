@@ -51,7 +51,8 @@ func (r *run) prepare(ctx context.Context, list []proxies.Proxy) (err error) {
 
 // programSize has each proxy write its rules for a number of services. One that
 // cannot has a site that says why.
-func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list []proxies.Proxy, before, services int) error {
+func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list []proxies.Proxy, before,
+	services int) error {
 	r.Doing("data plane: " + result.Count(services) + " services")
 	for _, step := range steps(before, services) {
 		if err := plane.Cluster.Seed(ctx, step...); err != nil {
@@ -90,7 +91,8 @@ func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list [
 func awaitServed(ctx context.Context, plane *controlplane.Plane, services int) error {
 	name := affinityService(services)[0].(metav1.Object).GetName()
 	cached := metav1.GetOptions{ResourceVersion: "0"} // from where informers list
-	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool,
+		error) {
 		_, err := plane.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, name, cached)
 		if err == nil {
 			_, err = plane.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, name, cached)

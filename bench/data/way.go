@@ -113,8 +113,8 @@ const tracked = `table ip tracked {
 `
 
 // staticRule is the least that a rule has to do for a target: a translation, and
-// on the way of node ports, the masquerade that brings answers back by any node. The node's own address brings answers back without a masquerade
-// to the endpoints here, so what proxies pay for one on that way is in the ratio.
+// on the way of node ports, the masquerade that brings answers back by any node. The node's own address brings answers
+// back without a masquerade to the endpoints here, so what proxies pay for one on that way is in the ratio.
 func (t target) staticRule(service netip.AddrPort) string {
 	match := fmt.Sprintf("ip daddr %v tcp dport %d", service.Addr(), service.Port())
 	hook := "prerouting"

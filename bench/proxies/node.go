@@ -62,7 +62,8 @@ func (n *Node) register(ctx context.Context, plane *controlplane.Plane) error {
 		return fmt.Errorf("create the Node: %w", err)
 	}
 	for _, a := range n.NodeAddrs {
-		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP,
+			Address: a.String()})
 	}
 	if _, err = nodes.UpdateStatus(ctx, object, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("give the Node its addresses: %w", err)

@@ -163,7 +163,8 @@ func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
 }
 
 // kubeProxy is kube-proxy with its default periods and without its health server.
-func (s Setup) kubeProxy(ctx context.Context, name, mode string, find func() (commands, error), sink result.Sink) Proxy {
+func (s Setup) kubeProxy(ctx context.Context, name, mode string, find func() (commands, error),
+	sink result.Sink) Proxy {
 	p := Proxy{Name: name, Silent: Silent(name), first: firstOfKubeProxy}
 	tools, toolErr := find()
 	binary, err := controlplane.KubeProxy(ctx, s.KubeProxy)

@@ -30,12 +30,14 @@ func fixed() *Report {
 	}{{"1,000x10", 1000, 10_000}, {"10,000x10", 10_000, 100_000}, {"44,000x1", 44_000, 44_000}}
 	for i, s := range sizes {
 		cell := func(question, backend, unit string, values map[string]float64) *Cell {
-			r.Put(Cell{Question: question, Backend: backend, Size: s.name, Services: s.services, Endpoints: s.endpoints, Unit: unit, Values: values})
+			r.Put(Cell{Question: question, Backend: backend, Size: s.name, Services: s.services, Endpoints: s.endpoints,
+				Unit: unit, Values: values})
 			return r.Cell(question, backend, s.name)
 		}
 		grown := float64(i + 1)
 		cell(FirstProgram, BareNetlink, "s", map[string]float64{Value: 0.09 * grown})
-		cell(FirstProgram, NFTProxy, "s", map[string]float64{Value: 0.2 * grown, "compile": 0.1, "commit": 0.06 * grown, "encode": 0.01})
+		cell(FirstProgram, NFTProxy, "s", map[string]float64{Value: 0.2 * grown, "compile": 0.1, "commit": 0.06 * grown,
+			"encode": 0.01})
 		slow := cell(FirstProgram, KubeProxyNFTables, "s", map[string]float64{Value: 3 * grown * grown})
 		refused := cell(FirstProgram, KubeProxyIPTables, "", nil)
 		refused.Failed = "no iptables command"
@@ -44,7 +46,8 @@ func fixed() *Report {
 			cell(ChangeInside, KubeProxyNFTables, "ms", nil).NotBegun(errors.New("no first program"))
 		}
 		for _, q := range []string{Restart, ChangeInside} {
-			cell(q, NFTProxy, "ms", map[string]float64{P50: 0.2 * grown, P99: 0.9, Min: 0.1, Samples: 100, "encode": 0.01, "commit": 0.05 * grown})
+			cell(q, NFTProxy, "ms", map[string]float64{P50: 0.2 * grown, P99: 0.9, Min: 0.1, Samples: 100, "encode": 0.01,
+				"commit": 0.05 * grown})
 		}
 		cell(Restart, BareNetlink, "ms", map[string]float64{P50: 0.05 * grown, P99: 0.08})
 		cell("a question of another part", NFTProxy, "Gbit/s", map[string]float64{Value: 12.5}).Note = "one stream"
@@ -87,7 +90,8 @@ func TestPublished(t *testing.T) {
 			t.Fatal(err)
 		}
 		if *update {
-			if err := errors.Join(r.Write(filepath.Join(dir, "report.json")), os.WriteFile(filepath.Join(dir, "tables.txt"), b.Bytes(), 0o644)); err != nil {
+			if err := errors.Join(r.Write(filepath.Join(dir, "report.json")), os.WriteFile(filepath.Join(dir, "tables.txt"),
+				b.Bytes(), 0o644)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -73,23 +73,31 @@ type Question struct {
 // Asked lists the questions about the control plane, in the order of a report.
 func Asked() []Question {
 	return []Question{
-		{FirstProgram, "from synced informers to all services in the kernel; for bare netlink the loading of the same elements"},
+		{FirstProgram, "from synced informers to all services in the kernel; for bare netlink the loading of the same " +
+			"elements"},
 		{StartToProgram, "from the start of the process to all services in the kernel"},
 		{FirstProgramCPU, "CPU time of the process and its children from its start to the first program"},
 		{Restart, "from synced informers to the end of the first sync, with everything in the kernel already"},
-		{ChangeSeen, "from the request to the API server to the kernel's notice of the new endpoint; the proxy is at rest before"},
+		{ChangeSeen,
+			"from the request to the API server to the kernel's notice of the new endpoint; the proxy is at rest before"},
 		{ChangeInside, "from the event to the committed transaction"},
 		{ChangeCPU, "CPU time of the process and its children, divided by the changes"},
-		{Churn100, "from the request to the API server to the kernel's notice; for a minute, or as long as the cell's note says"},
+		{Churn100,
+			"from the request to the API server to the kernel's notice; for a minute, or as long as the cell's note says"},
 		{Churn100CPU, "of the process and its children"},
-		{Churn1000, "from the request to store it to the kernel's notice; written to etcd past the API server, which serves it: its own writing would take the machine; for a minute, or as long as the cell's note says"},
+		{Churn1000, "from the request to store it to the kernel's notice; written to etcd past the API server, which " +
+			"serves it: its own writing would take the machine; for a minute, or as long as the cell's note says"},
 		{Churn1000CPU, "of the process and its children"},
-		{StaleFlows, "100 endpoints, one replaced every 100 ms: from the kernel's notice of the rules without an endpoint to its notice of the end of the last conntrack entry that led there"},
+		{StaleFlows, "100 endpoints, one replaced every 100 ms: from the kernel's notice of the rules without an endpoint " +
+			"to its notice of the end of the last conntrack entry that led there"},
 		{StaleFlowsSeen, "the same from the request to the API server"},
-		{StaleFlowsCPU, "of the process and its children, from the first change until no flow leads to an endpoint that has gone"},
-		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
+		{StaleFlowsCPU, "of the process and its children, from the first change until no flow leads to an endpoint that " +
+			"has gone"},
+		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and " +
+			"through one-endpoint changes"},
 		{NodeMemory, "resident, of the process and its children, 35 s after the first program; and the most of the start"},
-		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server"},
+		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced " +
+			"through the API server"},
 	}
 }
 
@@ -98,7 +106,8 @@ func Asked() []Question {
 func AskedOfPackets() []Question {
 	const turns = "; the median of many short turns, and of the ratios to those that had the same turn"
 	return []Question{
-		{ConnectionSetup, "how long connect() takes, to a server that accepts nothing meanwhile, on a thread that is not interrupted" + turns},
+		{ConnectionSetup, "how long connect() takes, to a server that accepts nothing meanwhile, on a thread that is not " +
+			"interrupted" + turns},
 	}
 }
 

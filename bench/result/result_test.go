@@ -14,7 +14,8 @@ import (
 
 func TestFigure(t *testing.T) {
 	for v, want := range map[float64]string{
-		0: "0", 0.0001234: "0.000123", 0.4021: "0.402", 1: "1.00", 3.6: "3.60", 13.94: "13.9", 99.96: "100.0", 179.7: "180", 12_345.6: "12,346", -1234: "-1,234",
+		0: "0", 0.0001234: "0.000123", 0.4021: "0.402", 1: "1.00", 3.6: "3.60", 13.94: "13.9", 99.96: "100.0", 179.7: "180",
+		12_345.6: "12,346", -1234: "-1,234",
 	} {
 		if got := result.Figure(v); got != want {
 			t.Errorf("%v: %q, want %q", v, got, want)
@@ -44,7 +45,8 @@ func TestQuantiles(t *testing.T) {
 
 func TestWriteRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
-	r := &result.Report{Facts: result.Facts{CPU: "a", Versions: map[string]string{"nft": "1"}}, Started: time.Unix(1_700_000_000, 0).UTC()}
+	r := &result.Report{Facts: result.Facts{CPU: "a", Versions: map[string]string{"nft": "1"}},
+		Started: time.Unix(1_700_000_000, 0).UTC()}
 	r.Put(result.Cell{Question: "q", Backend: "b", Size: "s", Values: map[string]float64{result.Value: 1}})
 	r.Put(result.Cell{Question: "q", Backend: "c", Size: "s", Over: true})
 	r.Put(result.Cell{Question: "q", Backend: "b", Size: "s", Failed: "later"})

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ReadSeconds reads a table with the columns clients, second, requests, slow and failed, and returns the share of slow and failed
-// requests in each second from 1 on, of the clients whose name begins with a text.
+// ReadSeconds reads a table with the columns clients, second, requests, slow and failed, and returns the share of slow
+// and failed requests in each second from 1 on, of the clients whose name begins with a text.
 func ReadSeconds(r io.Reader, clients string) ([]float64, error) {
 	table := csv.NewReader(r)
 	table.Comment = '#'

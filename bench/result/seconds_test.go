@@ -31,9 +31,12 @@ func TestReadSeconds(t *testing.T) {
 
 // A line has a step for each second, and its name says what all seconds make together.
 func TestDrawSeconds(t *testing.T) {
-	lines := []result.Seconds{{Backend: "nftproxy", Name: "ours", Shares: []float64{0.5, 0}}, {Backend: "off", Name: "theirs <b>", Shares: []float64{1, 1}}, {Backend: "on", Name: "told", Shares: []float64{1}, Told: "all of it"}}
+	lines := []result.Seconds{{Backend: "nftproxy", Name: "ours", Shares: []float64{0.5, 0}},
+		{Backend: "off", Name: "theirs <b>", Shares: []float64{1, 1}}, {Backend: "on", Name: "told", Shares: []float64{1},
+			Told: "all of it"}}
 	picture := string(result.DrawSeconds("title", "about", "axis", lines))
-	for _, want := range []string{"<title id=\"title\">title</title>", "ours: 25 % of all connections. theirs &lt;b&gt;: 100 % of all connections. told: all of it.", "line-1"} {
+	for _, want := range []string{"<title id=\"title\">title</title>", "ours: 25 % of all connections. theirs " +
+		"&lt;b&gt;: 100 % of all connections. told: all of it.", "line-1"} {
 		if !strings.Contains(picture, want) {
 			t.Errorf("lacks %q:\n%s", want, picture)
 		}

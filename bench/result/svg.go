@@ -80,13 +80,19 @@ type svg struct {
 // document is the whole file. Screen readers read out the title and the description.
 func (s *svg) document(height float64, title, description string, backends []string) []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%s" height="%s" viewBox="0 0 %[1]s %[2]s" role="img" aria-labelledby="title description">`+"\n",
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%s" height="%s" viewBox="0 0 %[1]s %[2]s" `+
+		`role="img" aria-labelledby="title description">`+"\n",
 		px(width), px(height))
-	fmt.Fprintf(&b, "<title id=\"title\">%s</title>\n<desc id=\"description\">%s</desc>\n", html.EscapeString(title), html.EscapeString(description))
-	fmt.Fprintf(&b, "<style>\ntext{font:%spx -apple-system,\"Segoe UI\",Helvetica,Arial,\"Liberation Sans\",sans-serif}\n", px(textSize))
+	fmt.Fprintf(&b, "<title id=\"title\">%s</title>\n<desc id=\"description\">%s</desc>\n", html.EscapeString(title),
+		html.EscapeString(description))
+	fmt.Fprintf(&b, "<style>\ntext{font:%spx -apple-system,\"Segoe UI\",Helvetica,Arial,\"Liberation Sans\",sans-serif}\n",
+		px(textSize))
 	fmt.Fprintf(&b, ".title{font-size:%spx}.title,.name{font-weight:600}\n", px(titleSize))
-	b.WriteString("polyline{fill:none;stroke-linejoin:round}.series{stroke-width:2.5}.main{stroke-width:4}.beyond{stroke-dasharray:6 5}.leader{stroke-width:1.5;stroke-dasharray:1.5 4}\n")
-	fmt.Fprintf(&b, "%s\n@media (prefers-color-scheme:dark){%s}\n</style>\n", lightTheme().css(backends), darkTheme().css(backends))
+	b.WriteString(
+		"polyline{fill:none;stroke-linejoin:round}.series{stroke-width:2.5}.main{stroke-width:4}.beyond{stroke-dasharray:6 " +
+			"5}.leader{stroke-width:1.5;stroke-dasharray:1.5 4}\n")
+	fmt.Fprintf(&b, "%s\n@media (prefers-color-scheme:dark){%s}\n</style>\n", lightTheme().css(backends),
+		darkTheme().css(backends))
 	fmt.Fprintf(&b, "<rect class=\"back\" width=\"%s\" height=\"%s\" rx=\"8\"/>\n", px(width), px(height))
 	b.WriteString(s.body.String())
 	b.WriteString("</svg>\n")
@@ -96,7 +102,8 @@ func (s *svg) document(height float64, title, description string, backends []str
 // text writes a line of text, whose baseline is at y. The anchor is start, middle or
 // end: what of the text is at x.
 func (s *svg) text(x, y float64, anchor, class, text string) {
-	fmt.Fprintf(&s.body, "<text class=\"%s\" x=\"%s\" y=\"%s\" text-anchor=\"%s\">%s</text>\n", class, px(x), px(y), anchor, html.EscapeString(text))
+	fmt.Fprintf(&s.body, "<text class=\"%s\" x=\"%s\" y=\"%s\" text-anchor=\"%s\">%s</text>\n", class, px(x), px(y),
+		anchor, html.EscapeString(text))
 }
 
 // line joins places, of which it takes x and y in turn.

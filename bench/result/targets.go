@@ -57,28 +57,41 @@ type judge struct {
 
 func (j judge) controlPlane() []Target {
 	return []Target{
-		j.ratio("first program, against kube-proxy nftables"+j.at, 1.0/40, FirstProgram, j.usual, Value, NFTProxy, KubeProxyNFTables),
-		j.ratio("first program, against loading the same elements by bare netlink"+j.at, 2, FirstProgram, j.usual, Value, NFTProxy, BareNetlink),
+		j.ratio("first program, against kube-proxy nftables"+j.at, 1.0/40, FirstProgram, j.usual, Value, NFTProxy,
+			KubeProxyNFTables),
+		j.ratio("first program, against loading the same elements by bare netlink"+j.at, 2, FirstProgram, j.usual, Value,
+			NFTProxy, BareNetlink),
 		j.bound("first program at "+Wide, "under 1 s", FirstProgram, Wide, map[string]float64{Value: 1}),
 		j.bound("first program at "+Many, "under 1 s", FirstProgram, Many, map[string]float64{Value: 1}),
-		j.bound("one endpoint replaced, inside the process"+j.at, "p50 at most 0.3 ms, p99 at most 2 ms", ChangeInside, j.usual, map[string]float64{P50: 0.3, P99: 2}),
+		j.bound("one endpoint replaced, inside the process"+j.at, "p50 at most 0.3 ms, p99 at most 2 ms", ChangeInside,
+			j.usual, map[string]float64{P50: 0.3, P99: 2}),
 		j.growth("the same at "+Largest+" against "+Small, 1.5, ChangeInside, Largest, Small),
-		j.ratio("CPU per one-endpoint change, against kube-proxy nftables"+j.at, 1.0/1000, ChangeCPU, j.usual, Value, NFTProxy, KubeProxyNFTables),
-		j.bound("API write to kernel, default minSyncPeriod"+j.at, "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, j.usual, map[string]float64{P50: 15, P99: 50}),
-		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag"+j.at, "p99 under 100 ms", Churn1000, j.usual, map[string]float64{P99: 100})),
-		j.sustained(1000, j.bound("1,000 endpoint changes a second: CPU"+j.at, "under half a core", Churn1000CPU, j.usual, map[string]float64{Value: 0.5})),
-		j.bound("UDP flows in a rolling update, "+ManyFlows+": sync to last deletion", "p99 under 200 ms", StaleFlows, ManyFlows, map[string]float64{P99: 200}),
+		j.ratio("CPU per one-endpoint change, against kube-proxy nftables"+j.at, 1.0/1000, ChangeCPU, j.usual, Value,
+			NFTProxy, KubeProxyNFTables),
+		j.bound("API write to kernel, default minSyncPeriod"+j.at, "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen,
+			j.usual, map[string]float64{P50: 15, P99: 50}),
+		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag"+j.at, "p99 under 100 ms", Churn1000, j.usual,
+			map[string]float64{P99: 100})),
+		j.sustained(1000, j.bound("1,000 endpoint changes a second: CPU"+j.at, "under half a core", Churn1000CPU, j.usual,
+			map[string]float64{Value: 0.5})),
+		j.bound("UDP flows in a rolling update, "+ManyFlows+": sync to last deletion", "p99 under 200 ms", StaleFlows,
+			ManyFlows, map[string]float64{P99: 200}),
 		j.bound("the same, "+MostFlows, "p99 under 1 s", StaleFlows, MostFlows, map[string]float64{P99: 1000}),
-		j.ratio("peak memory, against kube-proxy nftables"+j.at, 1.0/4, PeakMemory, j.usual, Value, NFTProxy, KubeProxyNFTables),
+		j.ratio("peak memory, against kube-proxy nftables"+j.at, 1.0/4, PeakMemory, j.usual, Value, NFTProxy,
+			KubeProxyNFTables),
 	}
 }
 
 // ratio compares one value of two backends.
 func (j judge) ratio(what string, most float64, question, size, key, backend, against string) Target {
-	return j.ratioOf(what, most, question, size, func(c *Cell) (float64, bool) { v, found := c.Values[key]; return v, found }, backend, against)
+	return j.ratioOf(what, most, question, size, func(c *Cell) (float64, bool) {
+		v, found := c.Values[key]
+		return v, found
+	}, backend, against)
 }
 
-func (j judge) ratioOf(what string, most float64, question, size string, value func(*Cell) (float64, bool), backend, against string) Target {
+func (j judge) ratioOf(what string, most float64, question, size string, value func(*Cell) (float64, bool), backend,
+	against string) Target {
 	t := Target{What: what, Want: "at most " + fraction(most)}
 	return j.compare(t, most, j.Cell(question, backend, size), j.Cell(question, against, size), value,
 		question+" of "+backend+" at "+size, question+" of "+against+" at "+size)
@@ -91,7 +104,8 @@ func (j judge) growth(what string, most float64, question, size, against string)
 		question+" at "+size, question+" at "+against)
 }
 
-func (j judge) compare(t Target, most float64, a, b *Cell, value func(*Cell) (float64, bool), whatA, whatB string) Target {
+func (j judge) compare(t Target, most float64, a, b *Cell, value func(*Cell) (float64, bool), whatA,
+	whatB string) Target {
 	if missing := unmeasured(a, whatA) + unmeasured(b, whatB); missing != "" {
 		t.Got, t.Verdict = strings.TrimSuffix(missing, "; "), NotMeasured
 		return t

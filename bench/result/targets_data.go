@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// dataPlane judges the figures about packets, and what a node pays against an earlier build. Figures of two backends that were measured
-// in pairs are compared by the ratio of the pairs. nftproxy's cell has that ratio under
-// PairKey.
+// dataPlane judges the figures about packets, and what a node pays against an earlier build. Figures of two backends
+// that were measured in pairs are compared by the ratio of the pairs. nftproxy's cell has that ratio under PairKey.
 func (j judge) dataPlane() []Target {
 	var targets []Target
 	for _, against := range []string{KubeProxyNFTables, KubeProxyLegacy, KubeProxyIPTables} {
@@ -18,7 +17,8 @@ func (j judge) dataPlane() []Target {
 		}
 	}
 	for _, key := range []string{P50, P99} {
-		targets = append(targets, j.everywhere("connection set-up "+key+", against one static dnat rule", "at most 1.05x at any size",
+		targets = append(targets, j.everywhere("connection set-up "+key+", against one static dnat rule",
+			"at most 1.05x at any size",
 			ConnectionSetup, key, OneStaticRule, func(ratio float64, _ int) bool { return ratio <= 1.05 }))
 	}
 	if j.has(Earlier) {
@@ -48,7 +48,8 @@ func PairKey(key, against string) string { return strings.TrimSpace(key + " agai
 const many = 10_000
 
 func (j judge) noWorse(key, against string) Target {
-	return j.everywhere("connection set-up "+key+", against "+against, "no worse at any size, better from "+Count(many)+" services",
+	return j.everywhere("connection set-up "+key+", against "+against, "no worse at any size, better from "+Count(many)+
+		" services",
 		ConnectionSetup, key, against, func(ratio float64, services int) bool {
 			return ratio < 1 || services < many && ratio <= 1+noise
 		})
@@ -66,7 +67,8 @@ type compared struct {
 
 // everywhere compares nftproxy with another backend in each cell of the questions that
 // begin with a name. It reports the worst ratio.
-func (j judge) everywhere(what, want, question, key, against string, good func(ratio float64, services int) bool) Target {
+func (j judge) everywhere(what, want, question, key, against string,
+	good func(ratio float64, services int) bool) Target {
 	t := Target{What: what, Want: want, Verdict: NotMeasured, Got: "no " + question + " of both"}
 	var all []compared
 	for _, c := range j.Cells {

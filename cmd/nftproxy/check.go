@@ -61,7 +61,8 @@ found and do.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{
 				Table: table, Proc: preflight.DefaultProc,
-				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress, "probe": defaultProbeAddress},
+				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress,
+					"probe": defaultProbeAddress},
 			}
 			var err error
 			if o.NodePorts, err = parseNodePorts(nodePorts); err != nil {
@@ -82,10 +83,12 @@ found and do.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
-	f.StringVar(&nodePorts, "node-ports", defaultNodePorts, "the cluster's `range` of node ports (kube-apiserver --service-node-port-range)")
+	f.StringVar(&nodePorts, "node-ports", defaultNodePorts, "the cluster's `range` of node ports (kube-apiserver "+
+		"--service-node-port-range)")
 	f.StringVar(&source.from.Kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
 	f.StringVar(&source.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
-	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas (kube-apiserver --service-cluster-ip-range), to look for the node's route there")
+	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas "+
+		"(kube-apiserver --service-cluster-ip-range), to look for the node's route there")
 	addOutput(cmd, &output, outputText, outputJSON)
 	return cmd
 }
@@ -177,7 +180,8 @@ other. Its exit status is 1 if that does not come true within --timeout.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
-	f.StringVar(&o.await, "await", "", "wait until this proxy, nftproxy or kube-proxy, has rules for every frontend of the other")
+	f.StringVar(&o.await, "await", "", "wait until this proxy, nftproxy or kube-proxy, has rules for every frontend of "+
+		"the other")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long --await waits")
 	addOutput(cmd, &o.output, outputText, outputJSON)
 	return cmd
@@ -238,9 +242,11 @@ func writeProxies(out io.Writer, r takeover.Proxies) error {
 		case other.Frontends == 0:
 			continue
 		case len(p.Lacks) > most:
-			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s, ...", p.Name, len(p.Lacks), other.Frontends, other.Name, strings.Join(p.Lacks[:most], ", "))
+			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s, ...", p.Name, len(p.Lacks), other.Frontends,
+				other.Name, strings.Join(p.Lacks[:most], ", "))
 		case len(p.Lacks) > 0:
-			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s", p.Name, len(p.Lacks), other.Frontends, other.Name, strings.Join(p.Lacks, ", "))
+			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s", p.Name, len(p.Lacks), other.Frontends, other.Name,
+				strings.Join(p.Lacks, ", "))
 		}
 		if _, err := fmt.Fprintln(out, text); err != nil {
 			return err

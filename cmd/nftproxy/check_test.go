@@ -24,8 +24,9 @@ func checked(t *testing.T, ns *testnet.Namespace, flags ...string) (status int, 
 	return status, notGreen
 }
 
-// TestCheckBesideItself: the servers of the nftproxy that keeps the table are known as such, with and without TLS and at other
-// addresses of their ports. A server of another program is in the way, and so is one of an nftproxy with another table.
+// TestCheckBesideItself: the servers of the nftproxy that keeps the table are known as such, with and without TLS and
+// at other addresses of their ports. A server of another program is in the way, and so is one of an nftproxy with
+// another table.
 func TestCheckBesideItself(t *testing.T) {
 	topology := testnet.NewForTest(t, testnet.Config{})
 	ns := topology.Node
@@ -42,9 +43,10 @@ func TestCheckBesideItself(t *testing.T) {
 		metrics, health string
 		flags           []string
 	}{
-		"defaults": {"127.0.0.1:10249", "0.0.0.0:10256", []string{"--nodeport-addresses=primary,localhost", "--nftproxy-eject=on"}},
-		"TLS":      {"127.0.0.1:10249", "0.0.0.0:10256", tls},
-		"others":   {"[::]:10249", "[::1]:10256", []string{"--nftproxy-counters=metrics"}},
+		"defaults": {"127.0.0.1:10249", "0.0.0.0:10256", []string{"--nodeport-addresses=primary,localhost",
+			"--nftproxy-eject=on"}},
+		"TLS":    {"127.0.0.1:10249", "0.0.0.0:10256", tls},
+		"others": {"[::]:10249", "[::1]:10256", []string{"--nftproxy-counters=metrics"}},
 	} {
 		r := start(t, ns, append([]string{
 			"--nftproxy-manifests", manifests, "--cluster-cidr=10.244.0.0/16", "--nftproxy-probe-bind-address=127.0.0.1:10266",
@@ -81,7 +83,8 @@ func TestCheckBesideItself(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	start(t, ns, "--nftproxy-manifests", manifests, "--metrics-bind-address=127.0.0.1:10249").awaitSyncAndServer("127.0.0.1:10249")
+	start(t, ns, "--nftproxy-manifests", manifests, "--metrics-bind-address=127.0.0.1:10249").awaitSyncAndServer(
+		"127.0.0.1:10249")
 	status, notGreen := checked(t, ns)
 	if status != 1 || len(notGreen) != 1 || !strings.Contains(notGreen[0], "ports: health: 0.0.0.0:10256 is in use") {
 		t.Errorf("beside another program: exit status %d: %q", status, notGreen)
@@ -92,8 +95,10 @@ func TestCheckBesideItself(t *testing.T) {
 // TestRangesAreStrict: a range or list of a flag is taken as a whole or not at all.
 func TestRangesAreStrict(t *testing.T) {
 	for text, want := range map[string][2]uint16{
-		"30000-32767": {30000, 32767}, "1-1": {1, 1}, "20000": {20000, 20000}, "30000+2767": {30000, 32767}, "65535": {65535, 65535},
-		"1-2-3": {}, "1-2x": {}, "x1-2": {}, "1 -2": {}, "1-": {}, "-2": {}, "": {}, "2-1": {}, "0-9": {}, "1-65536": {}, "1,2": {}, "1-2,3-4": {},
+		"30000-32767": {30000, 32767}, "1-1": {1, 1}, "20000": {20000, 20000}, "30000+2767": {30000, 32767},
+		"65535": {65535, 65535},
+		"1-2-3": {}, "1-2x": {}, "x1-2": {}, "1 -2": {}, "1-": {}, "-2": {}, "": {}, "2-1": {}, "0-9": {}, "1-65536": {},
+		"1,2": {}, "1-2,3-4": {},
 	} {
 		got, err := parseNodePorts(text)
 		if got != want || (err == nil) != (want != [2]uint16{}) {
@@ -104,7 +109,8 @@ func TestRangesAreStrict(t *testing.T) {
 		}
 	}
 	for flag, texts := range map[string][]string{
-		"cluster-cidr":                         {"10.0.0.0/8,", ",10.0.0.0/8", "10.0.0.0/8,,fd00::/8", "10.0.0.0/8/9", "10.0.0.0/8 fd00::/8", "10.0.0.0/+8", ","},
+		"cluster-cidr": {"10.0.0.0/8,", ",10.0.0.0/8", "10.0.0.0/8,,fd00::/8", "10.0.0.0/8/9",
+			"10.0.0.0/8 fd00::/8", "10.0.0.0/+8", ","},
 		"nftproxy-no-masquerade-cidrs":         {"10.0.0.0/8,", "10.0.0.0/8/9"},
 		"nodeport-addresses":                   {"10.0.0.0/8,", "10.0.0.0/8-10.0.0.1/8"},
 		"ipvs-exclude-cidrs":                   {"10.0.0.0/8,", "10.0.0.0/8/9", "10.0.0.0"},

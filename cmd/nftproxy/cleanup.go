@@ -79,16 +79,20 @@ go through IPVS keep what they use; run the command again later, or end them by
 	}
 	cmd.Flags().StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "remove kube-proxy's rules, and leave nftproxy's")
-	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that nftproxy serves the node")
-	cmd.Flags().BoolVar(&accepting, "remove-accepting", false, "with --kube-proxy: remove also the chains that accept packets where a firewall drops some, once rules of your own accept them")
-	cmd.Flags().BoolVar(&end, "end-connections", false, "with --kube-proxy: remove also what open connections through IPVS use, which ends them")
+	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that "+
+		"nftproxy serves the node")
+	cmd.Flags().BoolVar(&accepting, "remove-accepting", false, "with --kube-proxy: remove also the chains that accept "+
+		"packets where a firewall drops some, once rules of your own accept them")
+	cmd.Flags().BoolVar(&end, "end-connections", false, "with --kube-proxy: remove also what open connections through "+
+		"IPVS use, which ends them")
 	addExcludeCIDRs(cmd.Flags(), &excludeCIDRs)
 	return cmd
 }
 
 // addExcludeCIDRs adds kube-proxy's flag for IPVS that says what it leaves to others.
 func addExcludeCIDRs(f *pflag.FlagSet, ranges *[]string) {
-	f.StringSliceVar(ranges, "ipvs-exclude-cidrs", nil, "`CIDRs` of the addresses whose virtual servers of IPVS stay when what kube-proxy's IPVS mode left is removed: other programs made them")
+	f.StringSliceVar(ranges, "ipvs-exclude-cidrs", nil, "`CIDRs` of the addresses whose virtual servers of IPVS stay "+
+		"when what kube-proxy's IPVS mode left is removed: other programs made them")
 }
 
 func parseExcludeCIDRs(texts []string) (list []netip.Prefix, err error) {
@@ -203,7 +207,8 @@ func checkUnused(tables []kernel.TableInfo) error {
 }
 
 func belongs(t kernel.TableInfo, to string) error {
-	return fmt.Errorf("table %s belongs to a running nftproxy, %s: stop it first (in a cluster: kubectl -n kube-system delete daemonset nftproxy), then run cleanup again", t.ID, to)
+	return fmt.Errorf("table %s belongs to a running nftproxy, %s: stop it first (in a cluster: kubectl -n kube-system "+
+		"delete daemonset nftproxy), then run cleanup again", t.ID, to)
 }
 
 // cleanupKubeProxy removes kube-proxy's rules. Unless forced, it first makes sure that
@@ -248,7 +253,9 @@ func checkStopped(running otherproxy.Running) error {
 	case running.Yes():
 		return fmt.Errorf("kube-proxy %s: stop it first (docs/migrate.md), then run cleanup again", running)
 	case !running.No():
-		return fmt.Errorf("kube-proxy %s: run cleanup on the node itself or in a pod with hostPID: true, or make sure that no kube-proxy runs here, in a program such as k3s neither (docs/migrate.md, Whether kube-proxy runs), and add --force", running)
+		return fmt.Errorf("kube-proxy %s: run cleanup on the node itself or in a pod with hostPID: true, or make sure that "+
+			"no kube-proxy runs here, in a program such as k3s neither (docs/migrate.md, Whether kube-proxy runs), and add "+
+			"--force", running)
 	}
 	return nil
 }
@@ -275,7 +282,8 @@ func checkServed() error {
 	}
 	for _, f := range nft.Families() {
 		if !served[f] {
-			return fmt.Errorf("there is no table of a running nftproxy for %s: without kube-proxy's rules, no proxy would serve this node; start nftproxy first, or add --force", f)
+			return fmt.Errorf("there is no table of a running nftproxy for %s: without kube-proxy's rules, no proxy would "+
+				"serve this node; start nftproxy first, or add --force", f)
 		}
 	}
 	return nil

@@ -38,7 +38,8 @@ func newFormerWorld(t *testing.T) formerWorld {
 // run starts `nftproxy run` with a table of that name and waits for its first sync.
 func (w formerWorld) run(table string, flags ...string) *running {
 	w.Helper()
-	r := start(w.T, w.ns, append(flags, "--nftproxy-manifests", manifest(w.T, webManifest("", "10.244.0.1")), "--nftproxy-table", table)...)
+	r := start(w.T, w.ns, append(flags, "--nftproxy-manifests", manifest(w.T, webManifest("", "10.244.0.1")),
+		"--nftproxy-table", table)...)
 	r.awaitSync()
 	return r
 }
@@ -133,8 +134,9 @@ func TestOtherTableAtRestart(t *testing.T) {
 	w.want("after cleanup", "ip6 mine", "inet mine")
 }
 
-// TestInvalidTable: a run with --nftproxy-drop-invalid, or in kube-proxy's iptables mode, has a table beside its tables. A run without
-// removes it, and so does cleanup. While the kernel takes segments out of the window for valid, there is none.
+// TestInvalidTable: a run with --nftproxy-drop-invalid, or in kube-proxy's iptables mode, has a table beside its
+// tables. A run without removes it, and so does cleanup. While the kernel takes segments out of the window for valid,
+// there is none.
 func TestInvalidTable(t *testing.T) {
 	w := newFormerWorld(t)
 	w.load("add table inet mine-invalid")
@@ -152,7 +154,8 @@ func TestInvalidTable(t *testing.T) {
 	w.run("new", "--proxy-mode=iptables", "--nftproxy-drop-invalid=false").end()
 	w.want("after a run without it", "inet mine-invalid", "ip new", "ip6 new")
 	with("new", "--nftproxy-drop-invalid")
-	if got, want := w.cleanup(), "removed table ip new\nremoved table inet new-invalid\nremoved table ip6 new\n"; got != want {
+	if got, want := w.cleanup(), "removed table ip new\nremoved table inet new-invalid\nremoved table ip6 "+
+		"new\n"; got != want {
 		t.Errorf("cleanup says %q, want %q", got, want)
 	}
 	w.want("after cleanup", "inet mine-invalid")
@@ -165,8 +168,8 @@ func TestInvalidTable(t *testing.T) {
 	on.end()
 }
 
-// TestEjectTable: a run with --nftproxy-eject=on has a table beside its tables. A run without removes it, or with another name
-// that of the run before, and so does cleanup.
+// TestEjectTable: a run with --nftproxy-eject=on has a table beside its tables. A run without removes it, or with
+// another name that of the run before, and so does cleanup.
 func TestEjectTable(t *testing.T) {
 	w := newFormerWorld(t)
 	w.load("add table inet mine-eject")
@@ -184,7 +187,8 @@ func TestEjectTable(t *testing.T) {
 	on = w.run("new", "--nftproxy-eject=on")
 	w.await("inet new-eject")
 	on.end()
-	if got, want := w.cleanup(), "removed table ip new\nremoved table inet new-eject\nremoved table ip6 new\n"; got != want {
+	if got, want := w.cleanup(), "removed table ip new\nremoved table inet new-eject\nremoved table ip6 "+
+		"new\n"; got != want {
 		t.Errorf("cleanup says %q, want %q", got, want)
 	}
 	w.want("after cleanup", "inet mine-eject")
@@ -236,7 +240,8 @@ func TestCleanupBesideAProxyWithoutOwner(t *testing.T) {
 		t.Fatal("the tables have an owner")
 	}
 	_, notes, code := runIn(t, w.ns, "cleanup")
-	for _, says := range []string{"table ip nftproxy belongs to a running nftproxy", "(nftproxy run --hostname-override node-1", "stop it first"} {
+	for _, says := range []string{"table ip nftproxy belongs to a running nftproxy",
+		"(nftproxy run --hostname-override node-1", "stop it first"} {
 		if code == 0 || !strings.Contains(notes, says) {
 			t.Errorf("cleanup: exit status %d: %s; want %q", code, notes, says)
 		}
@@ -293,8 +298,11 @@ func TestTwoProxies(t *testing.T) {
 	one := start(t, w.ns, append(flags, "--cluster-cidr", "10.0.0.0/8")...)
 	two := start(t, w.ns, append(flags, "--cluster-cidr", "10.128.0.0/9")...)
 	for _, r := range []*running{one, two} {
-		l := r.await("the other proxy", func(l logged) bool { return strings.Contains(l.Msg, "changes our tables again and again") })
-		if !strings.Contains(r.log.String(), "another nftproxy: PID ") || !strings.Contains(r.log.String(), "nftproxy run --hostname-override node-1") {
+		l := r.await("the other proxy", func(l logged) bool {
+			return strings.Contains(l.Msg, "changes our tables again and again")
+		})
+		if !strings.Contains(r.log.String(), "another nftproxy: PID ") || !strings.Contains(r.log.String(),
+			"nftproxy run --hostname-override node-1") {
 			t.Errorf("the log line does not name the other: %+v\n%s", l, r.log.String())
 		}
 		repairs := strings.Count(r.log.String(), "repaired our tables")
@@ -333,7 +341,8 @@ func TestServedOnlyByARunningProxy(t *testing.T) {
 // this network namespace is known all the same. Where /proc hides them, nothing is certain.
 func TestKubeProxyWithFewRights(t *testing.T) {
 	here, elsewhere := testnet.NamespaceForTest(t, "here"), testnet.NamespaceForTest(t, "elsewhere")
-	const few = "exec setpriv --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all,+net_admin nftproxy proxies -o json"
+	const few = "exec setpriv --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all,+net_admin " +
+		"nftproxy proxies -o json"
 	look := func(before string) (running, detail string) {
 		t.Helper()
 		var out, problems bytes.Buffer
@@ -389,8 +398,10 @@ func kubeProxy(t *testing.T, ns *testnet.Namespace) (pid int) {
 	return cmd.Process.Pid
 }
 
-// startWithout starts a command in a namespace without some of the capabilities, and returns what it will write to stderr.
-func startWithout(t *testing.T, ns *testnet.Namespace, cmd *exec.Cmd, lost func(capability uintptr) bool) *bytes.Buffer {
+// startWithout starts a command in a namespace without some of the capabilities, and returns what it will write to
+// stderr.
+func startWithout(t *testing.T, ns *testnet.Namespace, cmd *exec.Cmd,
+	lost func(capability uintptr) bool) *bytes.Buffer {
 	t.Helper()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -419,14 +430,16 @@ func startWithout(t *testing.T, ns *testnet.Namespace, cmd *exec.Cmd, lost func(
 // before it has done anything. (It has given up other capabilities, and logged that.)
 func TestWithoutCapability(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
-	cmd := exec.Command("nftproxy", "run", "--nftproxy-manifests", manifest(t, webManifest("")), "--hostname-override", "node-1",
+	cmd := exec.Command("nftproxy", "run", "--nftproxy-manifests", manifest(t, webManifest("")), "--hostname-override",
+		"node-1",
 		"--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-conntrack-sysctl-dir", t.TempDir())
 	stderr := startWithout(t, ns, cmd, func(capability uintptr) bool { return capability == unix.CAP_NET_ADMIN })
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("it ended with %v", err)
 	}
 	lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "privileges") || !strings.Contains(lines[1], "run needs CAP_NET_ADMIN in its network namespace") {
+	if len(lines) != 2 || !strings.Contains(lines[0], "privileges") ||
+		!strings.Contains(lines[1], "run needs CAP_NET_ADMIN in its network namespace") {
 		t.Errorf("it said:\n%s", stderr.String())
 	}
 }

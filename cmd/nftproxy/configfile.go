@@ -34,7 +34,8 @@ type configOptions struct {
 }
 
 func (o *configOptions) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.file, "config", "", "configuration file of kube-proxy (kubeproxy.config.k8s.io/v1alpha1); it overrides kube-proxy's other flags, except --hostname-override, --master and -v")
+	f.StringVar(&o.file, "config", "", "configuration file of kube-proxy (kubeproxy.config.k8s.io/v1alpha1); it "+
+		"overrides kube-proxy's other flags, except --hostname-override, --master and -v")
 	f.StringVar(&o.writeTo, "write-config-to", "", "write kube-proxy's default configuration to this file and exit")
 	f.BoolVar(&o.initOnly, "init-only", false, "set the kernel's settings of connection tracking and exit")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove nftproxy's tables and exit, as the command cleanup does")
@@ -272,7 +273,8 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 	var notes []string
 	for _, i := range listIgnoredFlags() {
 		g := f.Lookup(i.name)
-		if !g.Changed || !overFile(i.name) && f.Lookup("config").Value.String() != "" || i.name == "proxy-mode" && g.Value.String() == "nftables" {
+		if !g.Changed || !overFile(i.name) && f.Lookup("config").Value.String() != "" || i.name == "proxy-mode" &&
+			g.Value.String() == "nftables" {
 			continue
 		}
 		notes = append(notes, fmt.Sprintf("--%s has no effect: %s", i.name, i.reason))
@@ -320,8 +322,8 @@ const (
 
 const ipvsScheduler = "ipvs-scheduler"
 
-// resolveScheduler has --ipvs-scheduler stand for a balance with --proxy-mode=ipvs, where none is given. It returns a note about
-// it, or an empty one.
+// resolveScheduler has --ipvs-scheduler stand for a balance with --proxy-mode=ipvs, where none is given. It returns a
+// note about it, or an empty one.
 func resolveScheduler(f *pflag.FlagSet) string {
 	scheduler, to := f.Lookup(ipvsScheduler), f.Lookup(balanceFlag)
 	if scheduler.Value.String() != "" && f.Lookup("proxy-mode").Value.String() != "ipvs" {
@@ -336,9 +338,9 @@ func resolveScheduler(f *pflag.FlagSet) string {
 // localhostNodePorts is about --proxy-mode=iptables.
 const localhostNodePorts = "iptables-localhost-nodeports"
 
-// resolveNodePorts has --nodeport-addresses mean what it does in kube-proxy's mode, where --proxy-mode names one. Without
-// it, an empty list means the node's primary addresses. It returns a note about --iptables-localhost-nodeports, or an
-// empty one.
+// resolveNodePorts has --nodeport-addresses mean what it does in kube-proxy's mode, where --proxy-mode names one.
+// Without it, an empty list means the node's primary addresses. It returns a note about --iptables-localhost-nodeports,
+// or an empty one.
 func resolveNodePorts(f *pflag.FlagSet) string {
 	mode, to := f.Lookup("proxy-mode").Value.String(), f.Lookup("nodeport-addresses").Value.(pflag.SliceValue)
 	localhost := f.Lookup(localhostNodePorts)
@@ -383,7 +385,8 @@ func resolvePeriod(f *pflag.FlagSet) error {
 // resolvePorts adds the ports of kube-proxy's deprecated --healthz-port and
 // --metrics-port to addresses without one. 0 switches the server off.
 func resolvePorts(f *pflag.FlagSet) error {
-	for flag, address := range map[string]string{"healthz-port": "healthz-bind-address", "metrics-port": "metrics-bind-address"} {
+	for flag, address := range map[string]string{"healthz-port": "healthz-bind-address",
+		"metrics-port": "metrics-bind-address"} {
 		g, to := f.Lookup(flag), f.Lookup(address)
 		port, value := g.Value.String(), ""
 		switch n, _ := strconv.Atoi(port); {

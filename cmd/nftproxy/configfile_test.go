@@ -45,7 +45,8 @@ type following struct {
 
 func newFollowing(t *testing.T, text string) *following {
 	f := &following{T: t, sysctls: t.TempDir(), registry: prometheus.NewRegistry()}
-	for _, name := range []string{"max", "buckets", "tcp_be_liberal", "tcp_timeout_established", "tcp_timeout_close_wait", "udp_timeout", "udp_timeout_stream"} {
+	for _, name := range []string{"max", "buckets", "tcp_be_liberal", "tcp_timeout_established", "tcp_timeout_close_wait",
+		"udp_timeout", "udp_timeout_stream"} {
 		if err := os.WriteFile(filepath.Join(f.sysctls, "nf_conntrack_"+name), []byte("1000000"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -104,16 +105,23 @@ func TestConfigLive(t *testing.T) {
 	}{
 		{"nothing but a comment", "", "# more\n", nil},
 		{"ranges of pods", "clusterCIDR: 10.0.0.0/8\n", "clusterCIDR: 10.0.0.0/9\n", []string{"clusterCIDR"}},
-		{"interface of pods", "", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}\n", []string{"detectLocal.bridgeInterface", "detectLocalMode"}},
-		{"interfaces of pods", "", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}\n", []string{"detectLocal.interfaceNamePrefix", "detectLocalMode"}},
+		{"interface of pods", "", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}\n",
+			[]string{"detectLocal.bridgeInterface", "detectLocalMode"}},
+		{"interfaces of pods", "", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}\n",
+			[]string{"detectLocal.interfaceNamePrefix", "detectLocalMode"}},
 		{"a field that goes", "clusterCIDR: 10.0.0.0/8\n", "", []string{"clusterCIDR"}},
-		{"node port addresses", "nodePortAddresses: [primary]\n", "nodePortAddresses: [primary, 192.0.2.0/24]\n", []string{"nodePortAddresses"}},
-		{"masquerading", "", "nftables: {masqueradeAll: true, masqueradeBit: 5}\n", []string{"nftables.masqueradeAll", "nftables.masqueradeBit"}},
-		{"ranges that are not masqueraded", "noMasqueradeCIDRs: [10.1.0.0/16]\n", "noMasqueradeCIDRs: [10.1.0.0/16, fd00::/8]\n", []string{"noMasqueradeCIDRs"}},
+		{"node port addresses", "nodePortAddresses: [primary]\n", "nodePortAddresses: [primary, 192.0.2.0/24]\n",
+			[]string{"nodePortAddresses"}},
+		{"masquerading", "", "nftables: {masqueradeAll: true, masqueradeBit: 5}\n", []string{"nftables.masqueradeAll",
+			"nftables.masqueradeBit"}},
+		{"ranges that are not masqueraded", "noMasqueradeCIDRs: [10.1.0.0/16]\n",
+			"noMasqueradeCIDRs: [10.1.0.0/16, fd00::/8]\n", []string{"noMasqueradeCIDRs"}},
 		{"period", "", "nftables: {minSyncPeriod: 15s}\n", []string{"nftables.minSyncPeriod"}},
 		{"verbosity", "", "logging: {verbosity: 4}\n", []string{"logging.verbosity"}},
-		{"kernel settings", "", "conntrack: {maxPerCore: 0, min: 1, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 1m, tcpBeLiberal: true, udpTimeout: 7s, udpStreamTimeout: 8s}\n",
-			[]string{"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpBeLiberal", "conntrack.tcpCloseWaitTimeout", "conntrack.tcpEstablishedTimeout", "conntrack.udpStreamTimeout", "conntrack.udpTimeout"}},
+		{"kernel settings", "", "conntrack: {maxPerCore: 0, min: 1, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 1m, " +
+			"tcpBeLiberal: true, udpTimeout: 7s, udpStreamTimeout: 8s}\n",
+			[]string{"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpBeLiberal", "conntrack.tcpCloseWaitTimeout",
+				"conntrack.tcpEstablishedTimeout", "conntrack.udpStreamTimeout", "conntrack.udpTimeout"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := newFollowing(t, test.before)
@@ -141,19 +149,23 @@ func TestConfigLive(t *testing.T) {
 // and in an event of the Node, until the file says again what is in force.
 func TestConfigRestart(t *testing.T) {
 	f := newFollowing(t, "")
-	log := f.change("healthzBindAddress: 0.0.0.0:20256\nclusterCIDR: 10.0.0.0/8\nfeatureGates: {AllowServiceExternalIPs: false}\n")
-	for _, want := range []string{`"in_force":["clusterCIDR"]`, `need a restart`, `"fields":["featureGates.AllowServiceExternalIPs","healthzBindAddress"]`} {
+	log := f.change("healthzBindAddress: 0.0.0.0:20256\nclusterCIDR: 10.0.0.0/8\nfeatureGates: " +
+		"{AllowServiceExternalIPs: false}\n")
+	for _, want := range []string{`"in_force":["clusterCIDR"]`, `need a restart`,
+		`"fields":["featureGates.AllowServiceExternalIPs","healthzBindAddress"]`} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %s:\n%s", want, log)
 		}
 	}
 	events := f.events
-	if len(events) != 1 || events[0].Object != watch.NodeObject("node-1") || events[0].Reason != watch.ReasonConfigRestart ||
+	if len(events) != 1 || events[0].Object != watch.NodeObject("node-1") ||
+		events[0].Reason != watch.ReasonConfigRestart ||
 		!strings.Contains(events[0].Note, "featureGates.AllowServiceExternalIPs, healthzBindAddress") {
 		t.Errorf("events: %v", events)
 	}
 	f.wantMetrics(1, 1, 1, 0)
-	if log := f.change("healthzBindAddress: 0.0.0.0:20256\nfeatureGates: {AllowServiceExternalIPs: false}\n"); strings.Contains(log, "restart") {
+	if log := f.change("healthzBindAddress: 0.0.0.0:20256\nfeatureGates: {AllowServiceExternalIPs: " +
+		"false}\n"); strings.Contains(log, "restart") {
 		t.Errorf("the same fields again:\n%s", log)
 	}
 	f.wantMetrics(1, 1, 2, 0)
@@ -169,7 +181,8 @@ func TestConfigBad(t *testing.T) {
 	f := newFollowing(t, "")
 	started := f.Flags()
 	log := f.change("clusterCIDR: 10.0.0.0/99\noomScoreAdj: 2000\nbindAddress: nowhere\nlogging: {verbosity: 4}\n")
-	if strings.Count(log, "\n") != 1 || !strings.Contains(log, `oomScoreAdj: \"2000\": want -1000 to 1000`) || !strings.Contains(log, `bindAddress: \"nowhere\": want`) || !strings.Contains(log, "clusterCIDR: ") ||
+	if strings.Count(log, "\n") != 1 || !strings.Contains(log, `oomScoreAdj: \"2000\": want -1000 to 1000`) ||
+		!strings.Contains(log, `bindAddress: \"nowhere\": want`) || !strings.Contains(log, "clusterCIDR: ") ||
 		!strings.Contains(log, `"level":"ERROR"`) {
 		t.Errorf("log:\n%s", log)
 	}
@@ -180,14 +193,16 @@ func TestConfigBad(t *testing.T) {
 		}
 	}
 	f.wantMetrics(0, 0, 0, 2)
-	if len(f.events) != 2 || f.events[1].Reason != watch.ReasonConfigInvalid || !strings.Contains(f.events[1].Note, "conntrack.min: -1 is negative") {
+	if len(f.events) != 2 || f.events[1].Reason != watch.ReasonConfigInvalid || !strings.Contains(f.events[1].Note,
+		"conntrack.min: -1 is negative") {
 		t.Errorf("events: %v", f.events)
 	}
 	before := len(f.logText())
 	for range 2 {
 		f.Update(nil, fmt.Errorf("open config.conf: %w", fs.ErrNotExist))
 	}
-	if log := f.logText()[before:]; strings.Count(log, "\n") != 1 || !strings.Contains(log, "open config.conf: file does not exist") {
+	if log := f.logText()[before:]; strings.Count(log, "\n") != 1 ||
+		!strings.Contains(log, "open config.conf: file does not exist") {
 		t.Errorf("a missing file:\n%s", log)
 	}
 	if len(f.verbosities) > 0 || !maps.Equal(f.Flags(), started) {
@@ -238,7 +253,8 @@ func TestConfigMapSwap(t *testing.T) {
 	dir := t.TempDir()
 	publish := configMap(t, dir, "config.conf")
 	publish("clusterCIDR: 10.0.0.0/8\n")
-	flags := []string{"--config", filepath.Join(dir, "config.conf"), "--nftproxy-manifests", manifest(t, webManifest("", "10.244.7.1", "fd00:7::1")), "--nftproxy-conntrack-sysctl-dir", t.TempDir()}
+	flags := []string{"--config", filepath.Join(dir, "config.conf"), "--nftproxy-manifests",
+		manifest(t, webManifest("", "10.244.7.1", "fd00:7::1")), "--nftproxy-conntrack-sysctl-dir", t.TempDir()}
 	r := start(t, ns, flags...)
 	r.awaitSync()
 	listing := func() string {
@@ -259,7 +275,8 @@ func TestConfigMapSwap(t *testing.T) {
 		t.Error("other settings wrote nothing")
 	}
 	changed := listing()
-	if !strings.Contains(changed, "ip saddr != 10.9.0.0/16") || !strings.Contains(changed, "0x00000008") || strings.Contains(changed, "ct label set") {
+	if !strings.Contains(changed, "ip saddr != 10.9.0.0/16") || !strings.Contains(changed, "0x00000008") ||
+		strings.Contains(changed, "ct label set") {
 		t.Errorf("after the change:\n%s", changed)
 	}
 
@@ -268,7 +285,8 @@ func TestConfigMapSwap(t *testing.T) {
 	if text := listing(); text != changed {
 		t.Errorf("a bad file changed the rules:\n%s\nwant\n%s", text, changed)
 	}
-	publish("clusterCIDR: 10.9.0.0/16\nnftables: {masqueradeBit: 3}\nnodePortAddresses: [all]\nhealthzBindAddress: 127.0.0.1:20256\n")
+	publish("clusterCIDR: 10.9.0.0/16\nnftables: {masqueradeBit: 3}\nnodePortAddresses: [all]\nhealthzBindAddress: " +
+		"127.0.0.1:20256\n")
 	r.await("the need of a restart", func(l logged) bool { return strings.Contains(l.Msg, "need a restart") })
 	r.end()
 	if n := firstSync(t, ns, flags...); n != 0 {
@@ -296,7 +314,8 @@ func configMap(t *testing.T, dir, file string) (publish func(text string)) {
 		must(os.WriteFile(filepath.Join(dir, name, file), []byte(configHead+text), 0o644))
 		must(os.Symlink(name, filepath.Join(dir, "..data_tmp")))
 		must(os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-		if err := os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..version_%d", version-1))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..version_%d", version-1))); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
 	}

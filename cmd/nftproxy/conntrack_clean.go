@@ -44,7 +44,8 @@ same as in the output of list.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			source, filter, err := o.parse()
 			if err == nil && c.all && o.service == "" && !c.yes && !c.dryRun {
-				err = errors.New("--all-service-flows breaks every connection to Services on this node: name one with --service, or add --yes")
+				err = errors.New("--all-service-flows breaks every connection to Services on this node: name one with --service, " +
+					"or add --yes")
 			}
 			if err != nil {
 				return usageError{err}
@@ -74,7 +75,8 @@ type cleanResult struct {
 	Flows   []inspect.FlowRow `json:"flows"`
 }
 
-func (c *cleaning) clean(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter, output string) error {
+func (c *cleaning) clean(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter,
+	output string) error {
 	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
 	table, rows, err := source.Flows(ctx, filter, notes)
 	if err != nil {

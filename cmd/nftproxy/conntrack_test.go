@@ -84,7 +84,8 @@ func (f *flows) rules(services string) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	p := ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: f.ClusterCIDRs}}, s)
+	p := ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable,
+		Settings: service.Settings{ClusterCIDRs: f.ClusterCIDRs}}, s)
 	if err := f.Node.Do(func() error {
 		conn, err := kernel.Open(kernel.Config{})
 		if err != nil {
@@ -105,7 +106,8 @@ func (f *flows) rules(services string) {
 // ask sends a datagram from the address src and returns the name in the answer.
 func (f *flows) ask(from *testnet.Namespace, src, dst string) string {
 	f.Helper()
-	a, err := from.AskFrom(f.Context(), testnet.UDP, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), time.Minute)
+	a, err := from.AskFrom(f.Context(), testnet.UDP, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst),
+		time.Minute)
 	if err != nil || a.Outcome != testnet.Answered {
 		f.Fatalf("ask %s: %+v, %v", dst, a, err)
 	}
@@ -171,7 +173,8 @@ func (f *flows) rows(args ...string) []string {
 		if r.ExpiresSeconds <= 0 || r.Stale != (r.Reason != "") {
 			f.Errorf("inconsistent: %+v", r)
 		}
-		line := fmt.Sprintf("%s %s -> %s:%s %s -> %s %s", r.Protocol, r.Client, r.Service, r.Port, r.Address, r.Endpoint, r.State)
+		line := fmt.Sprintf("%s %s -> %s:%s %s -> %s %s", r.Protocol, r.Client, r.Service, r.Port, r.Address, r.Endpoint,
+			r.State)
 		if r.Stale {
 			line += ": " + r.Reason
 		}
@@ -183,7 +186,8 @@ func (f *flows) rows(args ...string) []string {
 func (f *flows) want(what string, got []string, want ...string) {
 	f.Helper()
 	replace := strings.NewReplacer(
-		"CLIENT6", f.client.Addrs.V6().String(), "CLIENT", f.client.Addrs.V4().String(), "OUTSIDE", f.OutsideAddrs.V4().String(),
+		"CLIENT6", f.client.Addrs.V6().String(), "CLIENT", f.client.Addrs.V4().String(), "OUTSIDE",
+		f.OutsideAddrs.V4().String(),
 		"NODE", f.NodeAddrs.V4().String(), "ONE6", f.one.Addrs.V6().String(), "ONE", f.one.Addrs.V4().String(),
 		"TWO6", f.two.Addrs.V6().String(), "TWO", f.two.Addrs.V4().String(),
 	)
@@ -224,8 +228,10 @@ func TestConntrackCommand(t *testing.T) {
 		"udp CLIENT:4012 -> shop/late:53 10.96.0.12:53 ->  unreplied: service address",
 		"udp CLIENT:4011 -> shop/other:53 10.96.0.11:53 -> TWO:8080 replied",
 	)
-	f.want("of one service", f.rows("list", "--service", "shop/other"), "udp CLIENT:4011 -> shop/other:53 10.96.0.11:53 -> TWO:8080 replied")
-	f.want("of one protocol", f.rows("list", "--protocol", "TCP"), "tcp CLIENT:4080 -> shop/cart:http 10.96.0.10:80 -> ONE:8080 established")
+	f.want("of one service", f.rows("list", "--service", "shop/other"), "udp CLIENT:4011 -> shop/other:53 10.96.0.11:53 "+
+		"-> TWO:8080 replied")
+	f.want("of one protocol", f.rows("list", "--protocol", "TCP"), "tcp CLIENT:4080 -> shop/cart:http 10.96.0.10:80 -> "+
+		"ONE:8080 established")
 
 	f.rules(f.services(f.two, f.two))
 	stale := []string{
@@ -236,11 +242,13 @@ func TestConntrackCommand(t *testing.T) {
 		"udp CLIENT:4012 -> shop/late:53 10.96.0.12:53 ->  unreplied: service address",
 	}
 	f.want("once the endpoint is another", f.rows("list", "--stale"), slices.Clone(stale)...)
-	f.want("connections, if asked for", f.rows("list", "--stale", "--protocol", "tcp", "--nftproxy-conntrack-clean-established", "tcp"),
+	f.want("connections, if asked for", f.rows("list", "--stale", "--protocol", "tcp",
+		"--nftproxy-conntrack-clean-established", "tcp"),
 		"tcp CLIENT:4080 -> shop/cart:http 10.96.0.10:80 -> ONE:8080 established: endpoint gone")
 	f.want("dry run", f.rows("clean", "--dry-run"), slices.Clone(stale)...)
 	f.want("after the dry run", f.rows("list", "--stale"), slices.Clone(stale)...)
-	f.want("cleaned of one service", f.rows("clean", "--service", "shop/cart", "--protocol", "udp"), slices.Clone(stale[1:4])...)
+	f.want("cleaned of one service", f.rows("clean", "--service", "shop/cart", "--protocol", "udp"),
+		slices.Clone(stale[1:4])...)
 	for _, flow := range [][2]string{{client4 + ":4010", "10.96.0.10:53"}, {client6 + ":4010", "[fd00:96::a]:53"}} {
 		if got := f.ask(f.client.NS, flow[0], flow[1]); got != "two" {
 			t.Errorf("%s: %s answered after clean, want two", flow[1], got)
@@ -337,7 +345,8 @@ func TestConntrackNoSource(t *testing.T) {
 	f := &flows{T: t, Topology: &testnet.Topology{Node: testnet.NamespaceForTest(t, "empty")}}
 	for _, command := range []string{"list", "clean"} {
 		out, errs, code := f.command(command)
-		if code != 1 || out != "" || !strings.Contains(errs, "start nftproxy run, or give --kubeconfig or --nftproxy-manifests") {
+		if code != 1 || out != "" || !strings.Contains(errs, "start nftproxy run, or give --kubeconfig or "+
+			"--nftproxy-manifests") {
 			t.Errorf("%s: exit code %d, said\n%s%s", command, code, out, errs)
 		}
 	}
@@ -377,23 +386,30 @@ service shop/cart created 2026-01-01T00:00:00Z
 	}
 	flows := []conntrack.Flow{
 		{
-			Protocol: service.UDP, Original: tuple("10.244.1.7:40001", "10.96.0.10:53"), Reply: tuple("10.244.1.5:53", "10.244.1.7:40001"),
+			Protocol: service.UDP, Original: tuple("10.244.1.7:40001", "10.96.0.10:53"),
+			Reply:  tuple("10.244.1.5:53", "10.244.1.7:40001"),
 			Status: conntrack.DstNAT | conntrack.SeenReply, Timeout: 25 * time.Second, Start: now.Add(-7 * time.Second),
 		},
 		{
-			Protocol: service.UDP, Original: tuple("10.244.1.7:40002", "10.96.0.10:53"), Reply: tuple("10.244.1.4:53", "10.244.1.7:40002"),
-			Status: conntrack.DstNAT | conntrack.SeenReply | conntrack.Assured, Timeout: 110 * time.Second, Start: now.Add(-50 * time.Hour),
+			Protocol: service.UDP, Original: tuple("10.244.1.7:40002", "10.96.0.10:53"),
+			Reply:  tuple("10.244.1.4:53", "10.244.1.7:40002"),
+			Status: conntrack.DstNAT | conntrack.SeenReply | conntrack.Assured, Timeout: 110 * time.Second,
+			Start: now.Add(-50 * time.Hour),
 		},
 		{
-			Protocol: service.UDP, Original: tuple("[fd00:244:1::7]:40001", "[fd00:96::a]:53"), Reply: tuple("[fd00:244:1::5]:53", "[fd00:244:1::7]:40001"),
+			Protocol: service.UDP, Original: tuple("[fd00:244:1::7]:40001", "[fd00:96::a]:53"),
+			Reply:  tuple("[fd00:244:1::5]:53", "[fd00:244:1::7]:40001"),
 			Status: conntrack.DstNAT, Timeout: 30 * time.Second,
 		},
 		{
-			Protocol: service.TCP, Original: tuple("203.0.113.9:51000", "192.168.0.2:30080"), Reply: tuple("10.244.2.9:8080", "192.168.0.2:51000"),
-			Status: conntrack.DstNAT | conntrack.SrcNAT | conntrack.SeenReply | conntrack.Assured, TCPState: conntrack.TCPEstablished, Timeout: 24 * time.Hour,
+			Protocol: service.TCP, Original: tuple("203.0.113.9:51000", "192.168.0.2:30080"), Reply: tuple("10.244.2.9:8080",
+				"192.168.0.2:51000"),
+			Status:   conntrack.DstNAT | conntrack.SrcNAT | conntrack.SeenReply | conntrack.Assured,
+			TCPState: conntrack.TCPEstablished, Timeout: 24 * time.Hour,
 		},
 		{
-			Protocol: service.UDP, Original: tuple("10.244.1.7:40003", "10.96.0.99:53"), Reply: tuple("10.96.0.99:53", "10.244.1.7:40003"),
+			Protocol: service.UDP, Original: tuple("10.244.1.7:40003", "10.96.0.99:53"),
+			Reply:   tuple("10.96.0.99:53", "10.244.1.7:40003"),
 			Timeout: 30 * time.Second,
 		},
 		{
@@ -412,7 +428,8 @@ service shop/cart created 2026-01-01T00:00:00Z
 		{Name: "net.netfilter.nf_conntrack_max", Current: "262144", Wanted: "131072", AtLeast: true},
 		{Name: "net.netfilter.nf_conntrack_tcp_timeout_established", Current: "432000", Wanted: "86400", Differs: true},
 		{Name: "net.netfilter.nf_conntrack_udp_timeout", Current: "30"},
-		{Name: "net.netfilter.nf_conntrack_udp_timeout_stream", Wanted: "180", Error: "read net.netfilter.nf_conntrack_udp_timeout_stream: permission denied"},
+		{Name: "net.netfilter.nf_conntrack_udp_timeout_stream", Wanted: "180",
+			Error: "read net.netfilter.nf_conntrack_udp_timeout_stream: permission denied"},
 	}}
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"list.txt":    func(b *bytes.Buffer) error { return writeFlows(b, rows) },

@@ -108,8 +108,8 @@ func clientLoad(ctx context.Context, from *testnet.Pod, period, patience time.Du
 	}
 }
 
-// ejectWorld is a topology with a client on the node and endpoints on as many nodes as there are, node-1 and others. Each answers
-// until its Cut. visits has who connected to each, as far as somebody takes it out.
+// ejectWorld is a topology with a client on the node and endpoints on as many nodes as there are, node-1 and others.
+// Each answers until its Cut. visits has who connected to each, as far as somebody takes it out.
 type ejectWorld struct {
 	*testnet.Topology
 	client    *testnet.Pod
@@ -120,7 +120,8 @@ type ejectWorld struct {
 
 func newEjectWorld(t *testing.T, nodes int) *ejectWorld {
 	t.Helper()
-	w := &ejectWorld{testnet.NewForTest(t, testnet.Config{}), nil, map[string]netip.Addr{}, map[string]*testnet.Pod{}, map[string]chan netip.Addr{}}
+	w := &ejectWorld{testnet.NewForTest(t, testnet.Config{}), nil, map[string]netip.Addr{}, map[string]*testnet.Pod{},
+		map[string]chan netip.Addr{}}
 	var err error
 	if w.client, err = w.AddPod("client"); err != nil {
 		t.Fatal(err)
@@ -142,12 +143,14 @@ func newEjectWorld(t *testing.T, nodes int) *ejectWorld {
 // startEjecting starts a proxy that leaves out endpoints without an answer, and returns once it serves.
 func (w *ejectWorld) startEjecting(t *testing.T) *running {
 	t.Helper()
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr",
+		"10.244.0.0/16", "--nftproxy-eject=on")
 	r.awaitSync()
 	return r
 }
 
-// serveVisits answers on port 8080 of all addresses of the pod with its name and the client's address, and says who connected.
+// serveVisits answers on port 8080 of all addresses of the pod with its name and the client's address, and says who
+// connected.
 func serveVisits(t *testing.T, pod *testnet.Pod, id string) chan netip.Addr {
 	t.Helper()
 	l, err := pod.NS.Listen(t.Context(), "tcp", "0.0.0.0:8080")
@@ -208,7 +211,8 @@ func TestMeasureEject(t *testing.T) {
 		t.Skip("EJECT=off or EJECT=on asks for it")
 	}
 	w := newEjectWorld(t, 3)
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject="+mode)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr",
+		"10.244.0.0/16", "--nftproxy-eject="+mode)
 	r.awaitSync()
 	stop := clientLoad(t.Context(), w.client, 5*time.Millisecond, 5*time.Second)
 	time.Sleep(10 * time.Second)
@@ -245,7 +249,8 @@ func TestMeasureEject(t *testing.T) {
 // annotation goes before the flag.
 func TestEject(t *testing.T) {
 	w := newEjectWorld(t, 3)
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=off")
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`,
+		w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=off")
 	r.awaitSync()
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Minute)
 	repair, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(w.endpoints["node-2"], 8080))
@@ -253,10 +258,13 @@ func TestEject(t *testing.T) {
 		t.Fatal(err)
 	}
 	cut := time.Now()
-	r.await("that the endpoint is left out", func(l logged) bool { return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections") })
+	r.await("that the endpoint is left out", func(l logged) bool {
+		return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections")
+	})
 	left := time.Now()
 	r.await("the end of half connections", func(l logged) bool { return l.Msg == "removed stale conntrack entries" })
-	wantSight(t, w.Node, w.endpoints["node-2"], manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, w.endpoints)))
+	wantSight(t, w.Node, w.endpoints["node-2"], manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`,
+		w.endpoints)))
 	all := stop()
 	slow, last := 0, time.Duration(0) // of those that have begun since
 	for _, o := range all {
@@ -268,7 +276,8 @@ func TestEject(t *testing.T) {
 			slow, last = slow+1, max(last, o.began.Sub(cut))
 		}
 	}
-	t.Logf("left out after %v; %d of %d connections took more than a second, the last of them began after %v, and the slowest took %v",
+	t.Logf("left out after %v; %d of %d connections took more than a second, the last of them began after %v, and the "+
+		"slowest took %v",
 		left.Sub(cut), slow, len(all), last, slices.MaxFunc(all, func(a, b outcome) int { return int(a.took - b.took) }).took)
 	if err := repair(); err != nil {
 		t.Fatal(err)
@@ -289,8 +298,10 @@ func wantSight(t *testing.T, node *testnet.Namespace, left netip.Addr, manifests
 	}{
 		{[]string{"get", "endpoints", "--connections=false", "-o", "wide"}, endpoint + `\s+-\s+left-out\s+` + reason},
 		{[]string{"explain", "10.96.0.10:80"}, "endpoint " + endpoint + " does not answer this node: left out " + reason},
-		{[]string{"explain", "10.96.0.10:80", "--nftproxy-manifests", manifests, "--hostname-override", "node-1"}, "endpoint " + endpoint + " does not answer this node: left out " + reason},
-		{[]string{"verify", "--nftproxy-manifests", manifests, "--cluster-cidr", "10.244.0.0/16", "--hostname-override", "node-1"}, "same: "},
+		{[]string{"explain", "10.96.0.10:80", "--nftproxy-manifests", manifests, "--hostname-override", "node-1"},
+			"endpoint " + endpoint + " does not answer this node: left out " + reason},
+		{[]string{"verify", "--nftproxy-manifests", manifests, "--cluster-cidr", "10.244.0.0/16", "--hostname-override",
+			"node-1"}, "same: "},
 	} {
 		out, notes, code := runIn(t, node, c.args...)
 		if code != 0 || !regexp.MustCompile(c.want).MatchString(out) {
@@ -299,8 +310,8 @@ func wantSight(t *testing.T, node *testnet.Namespace, left netip.Addr, manifests
 	}
 }
 
-// TestEjectPolicy: a NetworkPolicy forbids one client to reach the endpoints, and this node to reach those on other nodes.
-// The client finds all of them silent. Nothing is left out, and other clients are served by all.
+// TestEjectPolicy: a NetworkPolicy forbids one client to reach the endpoints, and this node to reach those on other
+// nodes. The client finds all of them silent. Nothing is left out, and other clients are served by all.
 func TestEjectPolicy(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	forbidden := w.client
@@ -348,7 +359,8 @@ func visitAll(t *testing.T, from *testnet.Pod, endpoints map[string]netip.Addr) 
 // loadPolicy drops what comes from the addresses to the server of a pod.
 func loadPolicy(t *testing.T, ns *testnet.Namespace, sources string) {
 	t.Helper()
-	rules := "table inet forbids { chain arriving { type filter hook input priority 0; ip saddr { " + sources + " } tcp dport 8080 drop; }; }"
+	rules := "table inet forbids { chain arriving { type filter hook input priority 0; ip saddr { " + sources +
+		" } tcp dport 8080 drop; }; }"
 	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
 		t.Fatal(err)
 	}
@@ -395,8 +407,8 @@ func startServer(t *testing.T, pod *testnet.Pod, at netip.AddrPort) *os.Process 
 	return cmd.Process
 }
 
-// TestEjectFrozen: a pod's processes are stopped (SIGSTOP), and the network of another one goes. The stopped one's kernel accepts
-// connections: nothing is done about it. The other one is left out.
+// TestEjectFrozen: a pod's processes are stopped (SIGSTOP), and the network of another one goes. The stopped one's
+// kernel accepts connections: nothing is done about it. The other one is left out.
 func TestEjectFrozen(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	pod, err := w.AddRemotePod("frozen")

@@ -42,9 +42,9 @@ func hang(t *testing.T, pod *testnet.Pod, from []netip.Addr, to string) {
 	}
 }
 
-// TestEjectAttack: a tenant opens half connections to another's Service with senders that do not exist, so that the answers of
-// endpoints on other nodes do not come by. The endpoints answer the node itself: none is left out. One that really
-// stops to answer meanwhile is.
+// TestEjectAttack: a tenant opens half connections to another's Service with senders that do not exist, so that the
+// answers of endpoints on other nodes do not come by. The endpoints answer the node itself: none is left out. One that
+// really stops to answer meanwhile is.
 func TestEjectAttack(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	attacker, err := w.AddPod("attacker")
@@ -78,8 +78,8 @@ func TestEjectAttack(t *testing.T) {
 	}
 }
 
-// TestEjectClientPolicy: a NetworkPolicy forbids one client to reach the endpoints, and nobody else. They answer the node: nothing
-// is left out, and others are served by all.
+// TestEjectClientPolicy: a NetworkPolicy forbids one client to reach the endpoints, and nobody else. They answer the
+// node: nothing is left out, and others are served by all.
 func TestEjectClientPolicy(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	other, err := w.AddPod("other")
@@ -129,7 +129,10 @@ func awaitHanging(t *testing.T, node *testnet.Namespace, to ...netip.Addr) {
 	defer table.Close()
 	for limit := time.Now().Add(awaitLimit); ; time.Sleep(20 * time.Millisecond) { // The table sends no events.
 		hanging, lacking := map[netip.Addr]int{}, 0
-		if _, err := table.Unanswered(t.Context(), func(f conntrack.Flow) error { hanging[f.Reply.Src.Addr()]++; return nil }); err != nil {
+		if _, err := table.Unanswered(t.Context(), func(f conntrack.Flow) error {
+			hanging[f.Reply.Src.Addr()]++
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		for _, a := range to {
@@ -158,8 +161,8 @@ func partition(t *testing.T, w *ejectWorld, to string) (repair func()) {
 	return func() { load("delete table ip partition") }
 }
 
-// TestEjectPartition: half of the other nodes cannot be reached any more. Nothing is left out. When one of these two nodes is
-// back, the other one is left out.
+// TestEjectPartition: half of the other nodes cannot be reached any more. Nothing is left out. When one of these two
+// nodes is back, the other one is left out.
 func TestEjectPartition(t *testing.T) {
 	w := newEjectWorld(t, 5)
 	// The API server is on the node itself: that it answers says nothing about the network.
@@ -182,15 +185,16 @@ func TestEjectPartition(t *testing.T) {
 		t.Errorf("the reason is %q", held.Reason)
 	}
 	r.freeze(func() { repair(); partition(t, w, three.String()) })
-	if left := r.await("that an endpoint is left out", notAnswering); left.Endpoint != netip.AddrPortFrom(three, 8080).String() {
+	if left := r.await("that an endpoint is left out", notAnswering); left.Endpoint != netip.AddrPortFrom(three,
+		8080).String() {
 		t.Errorf("%s is left out, want %s", left.Endpoint, three)
 	}
 	stop()
 	r.end()
 }
 
-// TestEjectFlapping: an endpoint stops to answer again and again, as soon as it is back. It is left out each time, and no client
-// waits in vain. After each return it stays for two seconds at least.
+// TestEjectFlapping: an endpoint stops to answer again and again, as soon as it is back. It is left out each time, and
+// no client waits in vain. After each return it stays for two seconds at least.
 func TestEjectFlapping(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	r := w.startEjecting(t)
@@ -211,8 +215,8 @@ func TestEjectFlapping(t *testing.T) {
 		back = r.await("that the endpoint is back", isBack).Time
 	}
 	for _, o := range stop() {
-		// The endpoint is back at the moment when it is left out. A connection that it answers between the look at its entry and the
-		// removal of that is reset (docs/eject.md).
+		// The endpoint is back at the moment when it is left out. A connection that it answers between the look at its entry
+		// and the removal of that is reset (docs/eject.md).
 		if o.err != nil && !errors.Is(o.err, unix.ECONNRESET) {
 			t.Errorf("a connection that took %v: %v", o.took, o.err)
 		}
@@ -220,8 +224,8 @@ func TestEjectFlapping(t *testing.T) {
 	r.end()
 }
 
-// TestEjectThousand: a node with 1,000 endpoints of 100 Services in four namespaces stops to answer. All of them are left out,
-// the Services are served by the other node, and all come back.
+// TestEjectThousand: a node with 1,000 endpoints of 100 Services in four namespaces stops to answer. All of them are
+// left out, the Services are served by the other node, and all come back.
 func TestEjectThousand(t *testing.T) {
 	const services, each = 100, 10
 	w := newEjectWorld(t, 1)
@@ -256,11 +260,13 @@ ports: [{port: 8080}]
 endpoints:
 `, i, i%4)
 		for j := range each {
-			fmt.Fprintf(&manifests, "- {addresses: [%q], nodeName: dead}\n- {addresses: [%q], nodeName: living}\n", at(0, i, j), at(1, i, j))
+			fmt.Fprintf(&manifests, "- {addresses: [%q], nodeName: dead}\n- {addresses: [%q], nodeName: living}\n", at(0, i, j),
+				at(1, i, j))
 		}
 		manifests.WriteString("---\n")
 	}
-	manifests.WriteString(nodeManifest("dead", at(0, 0, 0)) + nodeManifest("living", at(1, 0, 0)) + nodeManifest("node-1", w.NodeAddrs.V4()))
+	manifests.WriteString(nodeManifest("dead", at(0, 0, 0)) + nodeManifest("living", at(1, 0, 0)) + nodeManifest("node-1",
+		w.NodeAddrs.V4()))
 	r := w.startWithServer(t, w.Outside, w.OutsideAddrs.V4(), manifests.String())
 	visitServices := func(patience time.Duration, done <-chan struct{}) (err error) {
 		for i := 0; ; i++ {
@@ -368,7 +374,8 @@ func (w *slowStartWorld) command(args ...string) string {
 func (w *slowStartWorld) second() inspect.EndpointRow {
 	w.Helper()
 	var list endpointList
-	if err := json.Unmarshal([]byte(w.command("get", "endpoints", "--connections=false", "-o", "json")), &list); err != nil {
+	if err := json.Unmarshal([]byte(w.command("get", "endpoints", "--connections=false", "-o", "json")),
+		&list); err != nil {
 		w.Fatal(err)
 	}
 	for _, r := range list.Endpoints {
@@ -405,8 +412,8 @@ func (w *slowStartWorld) taken() (n int) {
 	return n
 }
 
-// TestSlowStart: a second endpoint joins. Its share grows and never shrinks until it is a half, the commands follow, and no
-// connection fails meanwhile.
+// TestSlowStart: a second endpoint joins. Its share grows and never shrinks until it is a half, the commands follow,
+// and no connection fails meanwhile.
 func TestSlowStart(t *testing.T) {
 	w := newSlowStartWorld(t, "2s")
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Minute)
@@ -436,23 +443,25 @@ func TestSlowStart(t *testing.T) {
 	w.end()
 }
 
-// TestSlowStartShare: an endpoint that has begun to grow gets a fifth of the connections beside one of the same weight, and a half
-// once its Service asks for nothing any more. The commands know of it; to verify the tables are right. So they are after a restart,
-// which begins with whole weights.
+// TestSlowStartShare: an endpoint that has begun to grow gets a fifth of the connections beside one of the same weight,
+// and a half once its Service asks for nothing any more. The commands know of it; to verify the tables are right. So
+// they are after a restart, which begins with whole weights.
 func TestSlowStartShare(t *testing.T) {
 	for _, eject := range []string{"off", "on"} {
 		t.Run("eject="+eject, func(t *testing.T) {
 			w := newSlowStartWorld(t, "1h", "--nftproxy-eject="+eject)
 			verify := func() {
 				t.Helper()
-				out := w.command("verify", "--nftproxy-manifests", w.file, "--cluster-cidr", "10.244.0.0/16", "--hostname-override", "node-1")
+				out := w.command("verify", "--nftproxy-manifests", w.file, "--cluster-cidr", "10.244.0.0/16", "--hostname-override",
+					"node-1")
 				if !strings.HasPrefix(out, "same: ") {
 					t.Errorf("verify says\n%s", out)
 				}
 			}
 			w.change("1h", "node-1", "node-2")
 			row := w.awaitState(inspect.Growing)
-			// Of 400 draws with the chance 1/5, 80 and 8 more or less: beyond seven times that none of them comes in a billion runs.
+			// Of 400 draws with the chance 1/5, 80 and 8 more or less: beyond seven times that none of them comes in a billion
+			// runs.
 			if n := w.taken(); n < 24 || n > 136 {
 				t.Errorf("the new endpoint took %d of 400 connections", n)
 			}
@@ -460,7 +469,8 @@ func TestSlowStartShare(t *testing.T) {
 				t.Errorf("get has %+v", row)
 			}
 			endpoint := regexp.QuoteMeta(w.ejectWorld.endpoints["node-2"].String())
-			if out := w.command("explain", "10.96.0.10:80"); !regexp.MustCompile(endpoint + `:8080 is growing since \d\d:\d\d:\d\d: 1/4 of its weight`).MatchString(out) {
+			if out := w.command("explain", "10.96.0.10:80"); !regexp.MustCompile(endpoint +
+				`:8080 is growing since \d\d:\d\d:\d\d: 1/4 of its weight`).MatchString(out) {
 				t.Errorf("explain says\n%s", out)
 			}
 			verify()
@@ -476,7 +486,8 @@ func TestSlowStartShare(t *testing.T) {
 			w.awaitState(inspect.Growing)
 			w.end()
 			verify()
-			w.running = start(t, w.Node, "--nftproxy-manifests", w.file, "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject="+eject)
+			w.running = start(t, w.Node, "--nftproxy-manifests", w.file, "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject="+
+				eject)
 			w.awaitSync()
 			verify()
 			w.end()

@@ -17,7 +17,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// serveObjects is an API server in a network namespace that has the objects of a manifest, which never change. It returns its URL.
+// serveObjects is an API server in a network namespace that has the objects of a manifest, which never change. It
+// returns its URL.
 func serveObjects(t *testing.T, ns *testnet.Namespace, at netip.Addr, manifest string) string {
 	t.Helper()
 	objects := map[string][]unstructured.Unstructured{} // by kind
@@ -45,7 +46,8 @@ func serveObjects(t *testing.T, ns *testnet.Namespace, at netip.Addr, manifest s
 			}
 			items := []map[string]any{}
 			for _, o := range objects[kind] {
-				if name, only := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); !only || name == o.GetName() {
+				if name, only := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); !only ||
+					name == o.GetName() {
 					items = append(items, o.Object)
 				}
 			}
@@ -112,7 +114,8 @@ func (w *ejectWorld) nodes() (manifests string) {
 // startWithServer starts a proxy that ejects, with an API server at an address.
 func (w *ejectWorld) startWithServer(t *testing.T, ns *testnet.Namespace, at netip.Addr, manifests string) *running {
 	t.Helper()
-	r := start(t, w.Node, "--master", serveObjects(t, ns, at, manifests), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r := start(t, w.Node, "--master", serveObjects(t, ns, at, manifests), "--cluster-cidr", "10.244.0.0/16",
+		"--nftproxy-eject=on")
 	r.awaitSync()
 	return r
 }
@@ -154,22 +157,25 @@ func remoteAddrs(n int) (list []netip.Addr) {
 
 func notKept(l logged) bool { return strings.HasPrefix(l.Msg, "endpoints do not answer and are kept") }
 
-// TestEjectDrained: the endpoints of weight 0 answer the node, and a policy forbids the node and one client to reach the others.
-// Nothing is left out: those of weight 0 take no connections.
+// TestEjectDrained: the endpoints of weight 0 answer the node, and a policy forbids the node and one client to reach
+// the others. Nothing is left out: those of weight 0 take no connections.
 func TestEjectDrained(t *testing.T) {
 	w := newEjectWorld(t, 4)
 	other, err := w.AddPod("other")
 	if err != nil {
 		t.Fatal(err)
 	}
-	blue, green := map[netip.Addr]string{w.endpoints["node-1"]: "node-1", w.endpoints["node-2"]: "node-2"}, map[netip.Addr]string{}
+	blue, green := map[netip.Addr]string{w.endpoints["node-1"]: "node-1", w.endpoints["node-2"]: "node-2"},
+		map[netip.Addr]string{}
 	admitted := map[string]netip.Addr{}
 	for _, node := range []string{"node-3", "node-4"} {
 		green[w.endpoints[node]], admitted[node] = "node-3", w.endpoints[node]
 		loadPolicy(t, w.pods[node].NS, w.client.Addrs.V4().String()+", "+w.NodeAddrs.V4().String())
 	}
-	text := serviceManifest("default", "web", "10.96.0.10", green) + sliceManifest("default", "web", "web-2", `{nftproxy.io/weight: "0"}`, blue)
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, text), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	text := serviceManifest("default", "web", "10.96.0.10", green) + sliceManifest("default", "web", "web-2",
+		`{nftproxy.io/weight: "0"}`, blue)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, text), "--cluster-cidr", "10.244.0.0/16",
+		"--nftproxy-eject=on")
 	r.awaitSync()
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Second)
 	held := r.await("that nothing is left out", func(l logged) bool {
@@ -186,7 +192,8 @@ func TestEjectDrained(t *testing.T) {
 	r.end()
 }
 
-// TestEjectNeighbour: endpoints of one Service on a node are silent, and a pod of another Service there answers. It stays.
+// TestEjectNeighbour: endpoints of one Service on a node are silent, and a pod of another Service there answers. It
+// stays.
 func TestEjectNeighbour(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	dead := remoteAddrs(3)
@@ -194,7 +201,8 @@ func TestEjectNeighbour(t *testing.T) {
 	for node, a := range w.endpoints {
 		endpoints[a] = node
 	}
-	silent := map[netip.Addr]string{w.endpoints["node-1"]: "node-1", w.endpoints["node-3"]: "node-3", w.client.Addrs.V4(): "node-1"}
+	silent := map[netip.Addr]string{w.endpoints["node-1"]: "node-1", w.endpoints["node-3"]: "node-3",
+		w.client.Addrs.V4(): "node-1"}
 	serveVisits(t, w.client, "client")
 	for _, a := range dead {
 		silent[a] = "node-2"
@@ -220,8 +228,8 @@ func TestEjectNeighbour(t *testing.T) {
 	}
 }
 
-// TestEjectInvented: two namespaces invent the same nodes, and place endpoints there that do not answer. The dead pod of another one
-// is left out.
+// TestEjectInvented: two namespaces invent the same nodes, and place endpoints there that do not answer. The dead pod
+// of another one is left out.
 func TestEjectInvented(t *testing.T) {
 	w := newEjectWorld(t, 3)
 	evil, fiend := map[netip.Addr]string{}, map[netip.Addr]string{}
@@ -242,7 +250,9 @@ func TestEjectInvented(t *testing.T) {
 		}
 		hang(t, w.client, senders, front)
 	}
-	r.await("that the endpoints on invented nodes are kept or left out", func(l logged) bool { return notKept(l) || notAnswering(l) })
+	r.await("that the endpoints on invented nodes are kept or left out", func(l logged) bool {
+		return notKept(l) || notAnswering(l)
+	})
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 10*time.Second)
 	if _, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(w.endpoints["node-2"], 8080)); err != nil {
 		t.Fatal(err)

@@ -108,7 +108,8 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
 	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
-	if err := cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions([]string{explain.FromNode}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions([]string{explain.FromNode},
+		cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag is there
 	}
 	return cmd
@@ -120,7 +121,8 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 	node, config, err := o.parse()
 	to, destinationErr := explain.ParseDestination(destination)
 	from, fromErr := explain.ParseOrigin(o.from)
-	if err := errors.Join(err, checkOutput(o.output, outputText, outputJSON, outputYAML), destinationErr, fromErr); err != nil {
+	if err := errors.Join(err, checkOutput(o.output, outputText, outputJSON, outputYAML), destinationErr,
+		fromErr); err != nil {
 		return none, err
 	}
 	kernel, err := live.Look(cmd.Context(), o.table)
@@ -145,7 +147,8 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 		}
 		objects = &snapshot
 		for _, p := range source.Ignored {
-			kernel.Ignore(explain.IgnoredSlice{Namespace: p.Object.Namespace, Name: p.Object.Name, Why: p.Field + ": " + p.Err.Error()})
+			kernel.Ignore(explain.IgnoredSlice{Namespace: p.Object.Namespace, Name: p.Object.Name, Why: p.Field + ": " +
+				p.Err.Error()})
 		}
 	}
 	return kernel.Explain(cmd.Context(), question, objects, source.Problems, source.String())

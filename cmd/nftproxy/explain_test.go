@@ -104,13 +104,19 @@ metadata: {name: kubernetes}
 spec: {cidrs: [10.96.0.0/16]}
 `, w.NodeAddrs.V4())
 	text += object("cart", early, "clusterIP: 10.96.0.10, ports: [{name: http, port: 80}]", "", "")
-	text += object("web", early, "type: NodePort, clusterIP: 10.96.0.20, ports: [{name: http, port: 80, nodePort: 30080}]", "", web)
-	text += object("api", early, "clusterIP: 10.96.0.30, ports: [{name: http, port: 80}]", "", endpoint(w.local, "node-1", ", conditions: {ready: false}"))
-	text += object("admin", early, "type: LoadBalancer, clusterIP: 10.96.0.40, loadBalancerSourceRanges: [10.0.0.0/8], ports: [{name: http, port: 80}]",
+	text += object("web", early, "type: NodePort, clusterIP: 10.96.0.20, ports: [{name: http, port: 80, nodePort: 30080}]",
+		"", web)
+	text += object("api", early, "clusterIP: 10.96.0.30, ports: [{name: http, port: 80}]", "",
+		endpoint(w.local, "node-1", ", conditions: {ready: false}"))
+	text += object("admin", early, "type: LoadBalancer, clusterIP: 10.96.0.40, loadBalancerSourceRanges: [10.0.0.0/8], "+
+		"ports: [{name: http, port: 80}]",
 		"loadBalancer: {ingress: [{ip: 198.51.100.10}]}", local)
-	text += object("edge", early, "type: NodePort, clusterIP: 10.96.0.50, externalTrafficPolicy: Local, ports: [{name: http, port: 80, nodePort: 30090}]", "", remote)
-	text += object("old", early, "clusterIP: 10.96.0.60, externalIPs: [198.51.100.20], ports: [{name: http, port: 80}]", "", local)
-	text += object("new", late, "clusterIP: 10.96.0.61, externalIPs: [198.51.100.20], ports: [{name: http, port: 80}]", "", remote)
+	text += object("edge", early, "type: NodePort, clusterIP: 10.96.0.50, externalTrafficPolicy: Local, ports: [{name: "+
+		"http, port: 80, nodePort: 30090}]", "", remote)
+	text += object("old", early, "clusterIP: 10.96.0.60, externalIPs: [198.51.100.20], ports: [{name: http, port: 80}]",
+		"", local)
+	text += object("new", late, "clusterIP: 10.96.0.61, externalIPs: [198.51.100.20], ports: [{name: http, port: 80}]", "",
+		remote)
 	path := filepath.Join(w.dir, "next")
 	w.must(os.WriteFile(path, []byte(text), 0o644))
 	w.must(os.Rename(path, filepath.Join(w.dir, manifestsDir, "objects.yaml")))
@@ -184,7 +190,8 @@ func (w *troubles) fill(name, output string) {
 func TestTroubleshooting(t *testing.T) {
 	w := newTroubles(t)
 	w.write("")
-	proxy := start(t, w.Node, "--nftproxy-manifests", filepath.Join(w.dir, manifestsDir), "--cluster-cidr", "10.244.0.0/16")
+	proxy := start(t, w.Node, "--nftproxy-manifests", filepath.Join(w.dir, manifestsDir), "--cluster-cidr",
+		"10.244.0.0/16")
 	proxy.awaitSync()
 	for _, p := range []*testnet.Pod{w.local, w.remote} { // so that the page does not depend on which endpoint was drawn
 		_, err := w.Node.Ask(t.Context(), testnet.TCP, netip.AddrPortFrom(p.Addrs.V4(), 8080), time.Minute)
@@ -193,32 +200,50 @@ func TestTroubleshooting(t *testing.T) {
 	pod, source := w.client.Addrs.V4().String(), " --nftproxy-manifests "+manifestsDir+" --hostname-override node-1"
 	outside := w.OutsideAddrs.V4().String()
 	for _, c := range []trouble{
-		{name: "no-endpoints", args: "--from " + pod + " 10.96.0.10:80", from: w.client.NS, to: "10.96.0.10:80", want: testnet.Refused, status: 1,
-			says: []string{"Service shop/cart:http has no endpoint", "refused by a TCP reset", "kubectl -n shop get endpointslices -l kubernetes.io/service-name=cart"}},
-		{name: "wrong-port", args: "--from " + pod + " 10.96.0.20:8080", from: w.client.NS, to: "10.96.0.20:8080", want: testnet.Refused, status: 1,
-			says: []string{"Service shop/web has the cluster IP 10.96.0.20, but not the port 8080/tcp", "use a port of the Service: 80/tcp (http)"}},
-		{name: "not-ready", args: "--from " + pod + " 10.96.0.30:80" + source, from: w.client.NS, to: "10.96.0.30:80", want: testnet.Refused, status: 1,
-			says: []string{"Service shop/api:http has 1 endpoint, and none may get connections", "endpoint 10.244.0.3:8080 is not ready, on this node"}},
-		{name: "source-ranges", args: "--from " + outside + " 198.51.100.10:80", from: w.Outside, to: "198.51.100.10:80", want: testnet.TimedOut, status: 1,
-			says: []string{"the loadBalancerSourceRanges (or the annotation nftproxy.io/source-ranges) of Service shop/admin admit 10.0.0.0/8, and " + outside + " is not among them"}},
-		{name: "local-policy", args: "--from " + outside + " 192.168.100.1:30090" + source, from: w.Outside, to: "192.168.100.1:30090", want: testnet.TimedOut, status: 1,
+		{name: "no-endpoints", args: "--from " + pod + " 10.96.0.10:80", from: w.client.NS, to: "10.96.0.10:80",
+			want: testnet.Refused, status: 1,
+			says: []string{"Service shop/cart:http has no endpoint", "refused by a TCP reset",
+				"kubectl -n shop get endpointslices -l kubernetes.io/service-name=cart"}},
+		{name: "wrong-port", args: "--from " + pod + " 10.96.0.20:8080", from: w.client.NS, to: "10.96.0.20:8080",
+			want: testnet.Refused, status: 1,
+			says: []string{"Service shop/web has the cluster IP 10.96.0.20, but not the port 8080/tcp",
+				"use a port of the Service: 80/tcp (http)"}},
+		{name: "not-ready", args: "--from " + pod + " 10.96.0.30:80" + source, from: w.client.NS, to: "10.96.0.30:80",
+			want: testnet.Refused, status: 1,
+			says: []string{"Service shop/api:http has 1 endpoint, and none may get connections",
+				"endpoint 10.244.0.3:8080 is not ready, on this node"}},
+		{name: "source-ranges", args: "--from " + outside + " 198.51.100.10:80", from: w.Outside, to: "198.51.100.10:80",
+			want: testnet.TimedOut, status: 1,
+			says: []string{"the loadBalancerSourceRanges (or the annotation nftproxy.io/source-ranges) of Service shop/admin " +
+				"admit 10.0.0.0/8, and " + outside + " is not among them"}},
+		{name: "local-policy", args: "--from " + outside + " 192.168.100.1:30090" + source, from: w.Outside,
+			to: "192.168.100.1:30090", want: testnet.TimedOut, status: 1,
 			says: []string{"the externalTrafficPolicy of Service shop/edge is Local", "one endpoint is on another node"}},
-		{name: "conflict", args: "--from " + outside + " 198.51.100.20:80" + source, from: w.Outside, to: "198.51.100.20:80", want: testnet.Answered, masqueraded: true,
-			says: []string{"Service shop/new asks for 198.51.100.20:80/tcp too and does not get it: Service shop/old has it, since it is older"}},
-		{name: "unallocated", args: "--from " + pod + " 10.96.0.99:80", from: w.client.NS, to: "10.96.0.99:80", want: testnet.TimedOut, status: 1,
+		{name: "conflict", args: "--from " + outside + " 198.51.100.20:80" + source, from: w.Outside, to: "198.51.100.20:80",
+			want: testnet.Answered, masqueraded: true,
+			says: []string{"Service shop/new asks for 198.51.100.20:80/tcp too and does not get it: Service shop/old has it, " +
+				"since it is older"}},
+		{name: "unallocated", args: "--from " + pod + " 10.96.0.99:80", from: w.client.NS, to: "10.96.0.99:80",
+			want: testnet.TimedOut, status: 1,
 			says: []string{"no Service has the address 10.96.0.99, which is in the ServiceCIDR 10.96.0.0/16"}},
-		{name: "masquerade", args: "--from " + outside + " 192.168.100.1:30080", from: w.Outside, to: "192.168.100.1:30080", want: testnet.Answered, masqueraded: true,
-			says: []string{"the endpoints see an address of this node", "the externalTrafficPolicy of Service shop/web is Cluster", "set externalTrafficPolicy to Local"}},
+		{name: "masquerade", args: "--from " + outside + " 192.168.100.1:30080", from: w.Outside, to: "192.168.100.1:30080",
+			want: testnet.Answered, masqueraded: true,
+			says: []string{"the endpoints see an address of this node",
+				"the externalTrafficPolicy of Service shop/web is Cluster", "set externalTrafficPolicy to Local"}},
 	} {
 		w.check(c)
 	}
 	proxy.end()
 	w.write(fmt.Sprintf("{addresses: [%s], nodeName: node-1}", w.local.Addrs.V4()))
-	w.check(trouble{name: "stale", args: "--from " + pod + " 10.96.0.20:80" + source, from: w.client.NS, to: "10.96.0.20:80", want: testnet.Answered,
-		says: []string{"the tables differ from the manifests at my-services: the packet should go to 10.244.0.3:8080", "no process owns the tables", "start nftproxy"}})
+	w.check(trouble{name: "stale", args: "--from " + pod + " 10.96.0.20:80" + source, from: w.client.NS,
+		to: "10.96.0.20:80", want: testnet.Answered,
+		says: []string{"the tables differ from the manifests at my-services: the packet should go to 10.244.0.3:8080",
+			"no process owns the tables", "start nftproxy"}})
 	w.must(w.nft.Load(w.Node, "insert rule ip nftproxy endpoints-2 ip saddr "+pod+" drop"))
-	w.check(trouble{name: "foreign-edit", args: "--from " + pod + " 10.96.0.20:80", from: w.client.NS, to: "10.96.0.20:80", want: testnet.TimedOut, status: 1,
-		says: []string{"another process has changed nftproxy's table: rule 1 of chain endpoints-2 is not nftproxy's (ip saddr " + pod + "/32 drop)"}})
+	w.check(trouble{name: "foreign-edit", args: "--from " + pod + " 10.96.0.20:80", from: w.client.NS, to: "10.96.0.20:80",
+		want: testnet.TimedOut, status: 1,
+		says: []string{"another process has changed nftproxy's table: rule 1 of chain endpoints-2 is not nftproxy's (ip " +
+			"saddr " + pod + "/32 drop)"}})
 	w.comparePage()
 }
 
@@ -246,7 +271,8 @@ func TestExplainUnknownRule(t *testing.T) {
 		t.Errorf("a rule that cannot match: exit status %d:\n%s", status, stdout)
 	}
 	w.must(w.nft.Load(w.Node, "insert rule ip nftproxy endpoints-2 ip saddr 10.244.0.0/16 limit rate 1/second drop"))
-	if stdout, _, status := w.explain(args); status != 2 || !strings.Contains(stdout, "nftproxy cannot tell") || !strings.Contains(stdout, "rule 1 of chain endpoints-2 is not nftproxy's") {
+	if stdout, _, status := w.explain(args); status != 2 || !strings.Contains(stdout, "nftproxy cannot tell") ||
+		!strings.Contains(stdout, "rule 1 of chain endpoints-2 is not nftproxy's") {
 		t.Errorf("a rule that may match: exit status %d:\n%s", status, stdout)
 	}
 }
@@ -264,7 +290,8 @@ func TestExplainStatus(t *testing.T) {
 		{"10.96.0.20:80 -o yaml", 0, "outcome: endpoint\n"},
 		{"10.96.0.10:80 -o json", 1, `"outcome": "refused"`},
 		{"10.96.0.99:80", 1, "it is dropped"},
-		{"192.168.100.1:30090", 1, "Other clients:\n  from 192.168.100.1 (the node itself): it goes to 10.244.1.2:8080, masqueraded\n"},
+		{"192.168.100.1:30090", 1, "Other clients:\n  from 192.168.100.1 (the node itself): it goes to 10.244.1.2:8080, " +
+			"masqueraded\n"},
 		{"192.0.2.9:80", 3, "nftproxy's rules leave it alone"},
 		{"10.96.0.20:80 --nftproxy-table other", 3, "the kernel has no table ip other"},
 		{"10.96.0.20", 2, "want ADDR:PORT"},
@@ -302,9 +329,12 @@ table ip hostports { chain before { type nat hook prerouting priority -110; tcp 
 	for _, text := range []string{
 		"hook forward, priority 10: chain forward in table inet mine drops what no rule accepts",
 		"hook postrouting, priority 30: chain jumps in table inet mine has rules that drop or reject packets",
-		"hook prerouting, priority -110: chain before in table ip hostports has rules that change addresses, perhaps before nftproxy's",
-		"hook prerouting, priority -90: chain services in table ip kube-proxy, of kube-proxy has rules that drop or reject packets",
-		"the kernel has rules of kube-proxy too", "table ip second has no rule for the packet; it is of an nftproxy that has ended",
+		"hook prerouting, priority -110: chain before in table ip hostports has rules that change addresses, perhaps " +
+			"before nftproxy's",
+		"hook prerouting, priority -90: chain services in table ip kube-proxy, of kube-proxy has rules that drop or reject " +
+			"packets",
+		"the kernel has rules of kube-proxy too", "table ip second has no rule for the packet; it is of an nftproxy that " +
+			"has ended",
 	} {
 		if !strings.Contains(stdout, text) {
 			t.Errorf("does not say %q:\n%s", text, stdout)
@@ -316,7 +346,8 @@ table ip hostports { chain before { type nat hook prerouting priority -110; tcp 
 		}
 	}
 	// A packet that is refused does not come to chains behind.
-	if stdout, _, _ := w.explain("--from " + w.client.Addrs.V4().String() + " 10.96.0.10:80"); strings.Contains(stdout, "hook forward") {
+	if stdout, _, _ := w.explain("--from " + w.client.Addrs.V4().String() + " 10.96.0.10:80"); strings.Contains(stdout,
+		"hook forward") {
 		t.Errorf("a refused packet passes forward:\n%s", stdout)
 	}
 }

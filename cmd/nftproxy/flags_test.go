@@ -102,12 +102,16 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
 		case ipvsScheduler:
 			fields[k.name] = fields[balanceFlag]
-			meaning = "with `--proxy-mode=ipvs`, sh and dh stand for `--nftproxy-balance=client`, and mh for `flow`, unless that flag is given; rr and wrr are what nftproxy does, and the others have no effect ([differences.md](differences.md#schedulers-of-ipvs))"
+			meaning = "with `--proxy-mode=ipvs`, sh and dh stand for `--nftproxy-balance=client`, and mh for `flow`, unless " +
+				"that flag is given; rr and wrr are what nftproxy does, and the others have no effect " +
+				"([differences.md](differences.md#schedulers-of-ipvs))"
 		case "nodeport-addresses":
-			meaning += ". An empty list means what it does in kube-proxy's mode: in a file with `mode: iptables`, `ipvs` or none, and with `--proxy-mode=iptables` or `ipvs`, all addresses ([migrate.md](migrate.md#what-the-mode-says))"
+			meaning += ". An empty list means what it does in kube-proxy's mode: in a file with `mode: iptables`, `ipvs` or " +
+				"none, and with `--proxy-mode=iptables` or `ipvs`, all addresses ([migrate.md](migrate.md#what-the-mode-says))"
 		case localhostNodePorts:
 			fields[k.name] = []string{"`iptables.localhostNodePorts`"}
-			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has all addresses; else no effect. Live"
+			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has " +
+				"all addresses; else no effect. Live"
 		case "healthz-port", "metrics-port":
 			meaning = "deprecated: the port of an address without one; 0 switches the server off"
 		}
@@ -183,7 +187,8 @@ func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 	byFlag = map[string][]string{}
 	known := []string{"mode", "kind", "apiVersion", "featureGates", "iptables.localhostNodePorts"}
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
-		file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: " + mode + wholeFile))
+		file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: " +
+			"KubeProxyConfiguration\nmode: " + mode + wholeFile))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,14 +214,16 @@ func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 			t.Errorf("the field %s is neither a flag nor without effect", field)
 		}
 	}
-	ignored = append([]string{"mode has no effect: nftproxy always programs nftables; the mode says what other fields mean",
-		"featureGates has no effect: but for " + kubeproxyconfig.GateExternalIPs}, ignored...)
+	ignored = append(
+		[]string{"mode has no effect: nftproxy always programs nftables; the mode says what other fields mean",
+			"featureGates has no effect: but for " + kubeproxyconfig.GateExternalIPs}, ignored...)
 	return byFlag, ignored
 }
 
 // leaves are the JSON paths of a type's fields that are no structs of fields.
 func leaves(of reflect.Type, path string) []string {
-	if of.Kind() != reflect.Struct || of.Name() == "Duration" || of.Name() == "QuantityValue" || of.Name() == "TimeOrMetaDuration" {
+	if of.Kind() != reflect.Struct || of.Name() == "Duration" || of.Name() == "QuantityValue" ||
+		of.Name() == "TimeOrMetaDuration" {
 		return []string{strings.TrimPrefix(path, ".")}
 	}
 	var list []string
@@ -272,14 +279,19 @@ func TestKubeProxyFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	byName := map[string]string{
-		"cluster-cidr": "10.0.0.0/8,fd00::/8", "config": "config.conf", "kubeconfig": kubeconfig, "master": "https://192.0.2.1:6443",
-		"hostname-override": "node-1", "pod-bridge-interface": "cni0", "pod-interface-name-prefix": "veth", "nodeport-addresses": "primary,10.0.0.0/8",
-		"logging-format": "json", "kube-api-content-type": "application/json", "show-hidden-metrics-for-version": "1.36", "ipvs-scheduler": "rr",
+		"cluster-cidr": "10.0.0.0/8,fd00::/8", "config": "config.conf", "kubeconfig": kubeconfig,
+		"master":            "https://192.0.2.1:6443",
+		"hostname-override": "node-1", "pod-bridge-interface": "cni0", "pod-interface-name-prefix": "veth",
+		"nodeport-addresses": "primary,10.0.0.0/8",
+		"logging-format":     "json", "kube-api-content-type": "application/json", "show-hidden-metrics-for-version": "1.36",
+		"ipvs-scheduler":     "rr",
 		"ipvs-exclude-cidrs": "10.0.0.0/8,11.0.0.0/8", "write-config-to": "file",
 	}
 	byType := map[string]string{
-		"bool": "true", "int32": "7", "float32": "2.5", "duration": "1m", "ip": "192.0.2.1", "ipport": "192.0.2.1:8080", "LocalMode": "NodeCIDR",
-		"ProxyMode": "nftables", "mapStringBool": "A=true,B=false", "quantity": "64Ki", "Level": "4", "pattern=N,...": "server=4,other*=5", "version": "raw",
+		"bool": "true", "int32": "7", "float32": "2.5", "duration": "1m", "ip": "192.0.2.1", "ipport": "192.0.2.1:8080",
+		"LocalMode": "NodeCIDR",
+		"ProxyMode": "nftables", "mapStringBool": "A=true,B=false", "quantity": "64Ki", "Level": "4",
+		"pattern=N,...": "server=4,other*=5", "version": "raw",
 	}
 	var run runOptions
 	cmd := &cobra.Command{}
@@ -338,9 +350,11 @@ func TestInstallersArguments(t *testing.T) {
 			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--proxy-mode=iptables",
 		}, []string{"--proxy-mode has no effect: nftproxy always programs nftables"}},
 		"RKE2 by IPv6, with arguments of the operator": {commandLine{
-			"--bind-address=::", "--cluster-cidr=10.42.0.0/16,2001:cafe:42::/56", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-close-wait=0s",
+			"--bind-address=::", "--cluster-cidr=10.42.0.0/16,2001:cafe:42::/56", "--conntrack-max-per-core=0",
+			"--conntrack-tcp-timeout-close-wait=0s",
 			"--conntrack-tcp-timeout-established=0s", "--healthz-bind-address=::1", "--hostname-override=server-1",
-			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--proxy-mode=ipvs", "--ipvs-scheduler=rr", "--nodeport-addresses=primary",
+			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--proxy-mode=ipvs", "--ipvs-scheduler=rr",
+			"--nodeport-addresses=primary",
 			"--metrics-bind-address=0.0.0.0:10249",
 		}, []string{"--proxy-mode has no effect", "--bind-address has no effect"}},
 		"kubeadm":   {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
@@ -376,7 +390,8 @@ func TestOwnPorts(t *testing.T) {
 			{Port: 22}, {Port: 10249, Addr: netip.MustParseAddr("127.0.0.1")}, {Port: 10256},
 		}},
 		{[]string{"--nftproxy-protected-node-ports="}, "", "", nil},
-		{[]string{"--nftproxy-protected-node-ports=22,8443"}, "[::]:1", "no address", []watch.OwnPort{{Port: 1}, {Port: 22}, {Port: 8443}}},
+		{[]string{"--nftproxy-protected-node-ports=22,8443"}, "[::]:1", "no address", []watch.OwnPort{{Port: 1}, {Port: 22},
+			{Port: 8443}}},
 	} {
 		var o claimOptions
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -388,7 +403,8 @@ func TestOwnPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := o.watchOptions(ownServers(test.metrics, test.health, ""))
-		if diff := cmp.Diff(test.want, got.OwnPorts, cmpopts.IgnoreFields(watch.OwnPort{}, "Whose"), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(),
+		if diff := cmp.Diff(test.want, got.OwnPorts, cmpopts.IgnoreFields(watch.OwnPort{}, "Whose"),
+			cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(),
 			cmpopts.SortSlices(func(a, b watch.OwnPort) bool { return a.Port < b.Port })); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.flags, diff)
 		}
@@ -398,8 +414,8 @@ func TestOwnPorts(t *testing.T) {
 	}
 }
 
-// TestSchedulers: what a scheduler of IPVS stands for, by flags and by a file, and that a given balance goes first. Each is named
-// once, but for those that mean what nftproxy does.
+// TestSchedulers: what a scheduler of IPVS stands for, by flags and by a file, and that a given balance goes first.
+// Each is named once, but for those that mean what nftproxy does.
 func TestSchedulers(t *testing.T) {
 	for _, c := range []struct {
 		scheduler, mode, flag string
@@ -431,14 +447,16 @@ func TestSchedulers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got.Objects.Balance != c.want {
-				t.Errorf("%s %s, mode %q, flag %q: balance %s, want %s", by, c.scheduler, c.mode, c.flag, got.Objects.Balance, c.want)
+				t.Errorf("%s %s, mode %q, flag %q: balance %s, want %s", by, c.scheduler, c.mode, c.flag, got.Objects.Balance,
+					c.want)
 			}
 			notes := slices.DeleteFunc(slices.Clone(got.Notes), func(n string) bool { return !strings.Contains(n, "scheduler") })
 			want := strings.ReplaceAll(c.note, "ipvs*scheduler", by)
 			if by == "ipvs.scheduler" && c.mode != "ipvs" {
 				want = "" // a section that the mode does not choose
 			}
-			if len(notes) > 1 || want == "" && len(notes) > 0 || want != "" && (len(notes) == 0 || !strings.Contains(notes[0], want)) {
+			if len(notes) > 1 || want == "" && len(notes) > 0 || want != "" &&
+				(len(notes) == 0 || !strings.Contains(notes[0], want)) {
 				t.Errorf("%s %s, mode %q: notes %q, want %q", by, c.scheduler, c.mode, notes, want)
 			}
 		}
@@ -450,7 +468,8 @@ func TestSchedulers(t *testing.T) {
 func TestClaimsReachTheWatcher(t *testing.T) {
 	c, err := commandLine{
 		"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false",
-		"--healthz-bind-address=", "--metrics-bind-address=", "--nftproxy-service-proxy-name=other", "--nftproxy-balance=flow",
+		"--healthz-bind-address=", "--metrics-bind-address=", "--nftproxy-service-proxy-name=other",
+		"--nftproxy-balance=flow",
 	}.config(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -478,11 +497,15 @@ func TestNodePortsByMode(t *testing.T) {
 		"--proxy-mode=iptables --nodeport-addresses=primary":         "[primary]",
 		"--proxy-mode=iptables --nodeport-addresses=0.0.0.0/0":       "[0.0.0.0/0,127.0.0.0/8]",
 		"--nodeport-addresses=0.0.0.0/0":                             "[0.0.0.0/0]",
-		"--iptables-localhost-nodeports=true":                        "[] --iptables-localhost-nodeports has no effect: --proxy-mode is not iptables",
-		"--config=config.conf --proxy-mode=nftables":                 "[all,127.0.0.0/8] --proxy-mode has no effect: the configuration file decides",
-		"--config=config.conf --nodeport-addresses=primary":          "[all,127.0.0.0/8] --nodeport-addresses has no effect: the configuration file decides",
+		"--iptables-localhost-nodeports=true": "[] --iptables-localhost-nodeports has no effect: " +
+			"--proxy-mode is not iptables",
+		"--config=config.conf --proxy-mode=nftables": "[all,127.0.0.0/8] --proxy-mode has no effect: the " +
+			"configuration file decides",
+		"--config=config.conf --nodeport-addresses=primary": "[all,127.0.0.0/8] --nodeport-addresses has no effect: the " +
+			"configuration file decides",
 	} {
-		got, err := commandLine(append(strings.Fields(line), "--hostname-override=node-1")).config([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"))
+		got, err := commandLine(append(strings.Fields(line), "--hostname-override=node-1")).config(
+			[]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"))
 		if err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}

@@ -69,7 +69,8 @@ func (o *getOptions) addFlags(cmd *cobra.Command, address, port string) {
 	f := cmd.Flags()
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces, whatever --namespace says (all are shown without --namespace, too)")
+	f.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces, whatever --namespace says "+
+		"(all are shown without --namespace, too)")
 	f.StringVar(&o.address, "address", "", "only "+address)
 	f.Uint16Var(&o.port, "port", 0, "only "+port)
 	o.completeNamespaces(cmd)
@@ -113,7 +114,8 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 	}
 	model, err := inspect.ReadTables(conn, o.table)
 	if err == nil && model == nil {
-		err = fmt.Errorf("this network namespace has no table %s: nftproxy has not run here since the node started, or its tables have another name (--%stable)", o.table, ownPrefix)
+		err = fmt.Errorf("this network namespace has no table %s: nftproxy has not run here since the node started, or its "+
+			"tables have another name (--%stable)", o.table, ownPrefix)
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -124,7 +126,8 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 }
 
 // show prints the rows of the tables that were selected, as a table or as the list that holds them.
-func show[R any](cmd *cobra.Command, o *getOptions, s inspect.Selection, what string, columns []column[R], rows func(*reading) ([]R, any)) error {
+func show[R any](cmd *cobra.Command, o *getOptions, s inspect.Selection, what string, columns []column[R],
+	rows func(*reading) ([]R, any)) error {
 	r, err := o.read(cmd.Context())
 	if err != nil {
 		return err
@@ -243,7 +246,8 @@ add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		},
 	}
 	source.addObjectFlags(cmd)
-	o.addFlags(cmd, "Services with this address; an address of the node selects node ports", "Services with this port or node port")
+	o.addFlags(cmd, "Services with this address; an address of the node selects node ports",
+		"Services with this port or node port")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd
 }
@@ -338,7 +342,8 @@ func portTexts(ports []inspect.PortRow) []string {
 
 // completeNamespaces completes --namespace.
 func (o *getOptions) completeNamespaces(cmd *cobra.Command) {
-	err := cmd.RegisterFlagCompletionFunc("namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	err := cmd.RegisterFlagCompletionFunc("namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string,
+		cobra.ShellCompDirective) {
 		return o.namespaces(cmd)
 	})
 	if err != nil {
@@ -360,7 +365,8 @@ func (o *getOptions) namespaces(cmd *cobra.Command) ([]string, cobra.ShellCompDi
 
 // completeServices completes names of Services: with --namespace NAME, else
 // NAMESPACE/NAME.
-func (o *getOptions) completeServices(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+func (o *getOptions) completeServices(cmd *cobra.Command, args []string,
+	toComplete string) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, func(r *reading) []string {
 		var names []string
 		for _, name := range r.Names() {
@@ -381,7 +387,8 @@ func (o *getOptions) completeServices(cmd *cobra.Command, args []string, toCompl
 }
 
 // completeChains completes names of chains.
-func (o *getOptions) completeChains(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+func (o *getOptions) completeChains(cmd *cobra.Command, args []string,
+	toComplete string) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, func(r *reading) []string {
 		names := map[string]bool{}
 		for _, row := range r.ChainRows(inspect.Selection{}) {
@@ -395,7 +402,8 @@ func (o *getOptions) completeChains(cmd *cobra.Command, args []string, toComplet
 
 // complete reads the tables and returns the candidates that a shell takes as they are:
 // names from a table could hold anything.
-func (o *getOptions) complete(cmd *cobra.Command, candidates func(*reading) []string) ([]string, cobra.ShellCompDirective) {
+func (o *getOptions) complete(cmd *cobra.Command, candidates func(*reading) []string) ([]string,
+	cobra.ShellCompDirective) {
 	r, err := o.read(cmd.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp

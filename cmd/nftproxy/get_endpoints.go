@@ -84,7 +84,8 @@ these. Exit statuses: see nftproxy get --help.`,
 		},
 	}
 	o.addFlags(cmd, "endpoints at this address, or of Services with it", "endpoints at this port, or of Services with it")
-	cmd.Flags().BoolVar(&o.connections, "connections", true, "count connections, and find draining endpoints, in the conntrack table")
+	cmd.Flags().BoolVar(&o.connections, "connections", true, "count connections, and find draining endpoints, in the "+
+		"conntrack table")
 	cmd.Flags().BoolVar(&o.draining, "draining", false, "only draining endpoints")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd
@@ -130,7 +131,8 @@ func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, er
 		err = nil
 	}
 	if n := connections.Orphans; n > 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %s to addresses that no Service has any more\n", inspect.Plural(n, "connection"))
+		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %s to addresses that no Service has any more\n",
+			inspect.Plural(n, "connection"))
 	}
 	return connections, err
 }
@@ -309,7 +311,8 @@ change these. Exit statuses: see nftproxy get --help.`,
 			return o.run(cmd, s)
 		},
 	}
-	o.addFlags(cmd, "clients or endpoints with this address, or of Services with it", "clients of endpoints at this port, or of Services with it")
+	o.addFlags(cmd, "clients or endpoints with this address, or of Services with it",
+		"clients of endpoints at this port, or of Services with it")
 	cmd.Flags().IntVar(&o.limit, "limit", defaultClients, "show at most so many clients; 0 shows all")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd

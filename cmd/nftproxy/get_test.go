@@ -114,7 +114,8 @@ func TestGetBesideTheProxy(t *testing.T) {
 	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.1.5", "fd00:244::5")))
 	r.awaitSync()
 	for _, resource := range []string{"services", "endpoints", "chains"} {
-		if stdout, stderr, code := runIn(t, ns, "get", resource); code != 0 || strings.Count(stdout, "\n") < 2 || stderr != "" {
+		if stdout, stderr, code := runIn(t, ns, "get", resource); code != 0 || strings.Count(stdout, "\n") < 2 ||
+			stderr != "" {
 			t.Errorf("get %s: exit code %d, printed\n%s%s", resource, code, stdout, stderr)
 		}
 	}
@@ -146,7 +147,8 @@ func endpoints(f *flows, args ...string) []string {
 			local = fmt.Sprint(*r.Local)
 		}
 		lines = append(lines, fmt.Sprintf("%s/%s %s -> %s %s, local %s, %d connections",
-			r.Namespace, r.Service, inspect.PortText(r.PortName, r.Protocol, r.Port), r.Endpoint, r.State, local, *r.Connections))
+			r.Namespace, r.Service, inspect.PortText(r.PortName, r.Protocol, r.Port), r.Endpoint, r.State, local,
+			*r.Connections))
 	}
 	return lines
 }
@@ -160,14 +162,17 @@ func TestGetDraining(t *testing.T) {
 	f.ask(f.Outside, f.OutsideAddrs.V4().String()+":4030", f.NodeAddrs.V4().String()+":30053")
 	f.want("active", endpoints(f, "shop/cart", "--address", "10.96.0.10"),
 		"shop/cart 80/tcp -> ONE:8080 active, local true, 1 connections",
-		"shop/cart 53/udp -> ONE:8080 active, local true, 1 connections", "shop/cart 53/udp -> [ONE6]:8080 active, local true, 0 connections")
+		"shop/cart 53/udp -> ONE:8080 active, local true, 1 connections", "shop/cart 53/udp -> [ONE6]:8080 active, local "+
+			"true, 0 connections")
 	f.want("nothing drains", endpoints(f, "--draining"))
 
 	f.rules(f.services(f.two, f.two))
 	f.want("draining", endpoints(f, "--draining"),
-		"shop/cart 80/tcp -> ONE:8080 draining, local unknown, 1 connections", "shop/cart 53/udp -> ONE:8080 draining, local unknown, 1 connections")
+		"shop/cart 80/tcp -> ONE:8080 draining, local unknown, 1 connections", "shop/cart 53/udp -> ONE:8080 draining, "+
+			"local unknown, 1 connections")
 	f.want("by its address", endpoints(f, "--address", f.one.Addrs.V4().String(), "--port", "8080"),
-		"shop/cart 80/tcp -> ONE:8080 draining, local unknown, 1 connections", "shop/cart 53/udp -> ONE:8080 draining, local unknown, 1 connections")
+		"shop/cart 80/tcp -> ONE:8080 draining, local unknown, 1 connections", "shop/cart 53/udp -> ONE:8080 draining, "+
+			"local unknown, 1 connections")
 	out, _, _ := runIn(t, f.Node, "get", "endpoints", "cart", "--port", "80", "--no-headers")
 	if !strings.Contains(strings.Join(strings.Fields(out), " ")+" ", f.one.Addrs.V4().String()+":8080 - draining 1 ") {
 		t.Errorf("get endpoints:\n%s", out)
@@ -208,7 +213,8 @@ service shop/sticky created 2026-01-01T00:00:00Z
 			if c.ExpiresSeconds < 7000 || c.ExpiresSeconds > 7200 {
 				t.Errorf("it expires in %d s: %+v", c.ExpiresSeconds, c)
 			}
-			lines = append(lines, fmt.Sprintf("%s/%s:%s %s -> %s, list %s, of %d s, stale %v", c.Namespace, c.Service, c.PortName, c.Client, c.Endpoint, c.List, c.TimeoutSeconds, c.Stale))
+			lines = append(lines, fmt.Sprintf("%s/%s:%s %s -> %s, list %s, of %d s, stale %v", c.Namespace, c.Service,
+				c.PortName, c.Client, c.Endpoint, c.List, c.TimeoutSeconds, c.Stale))
 		}
 		return lines
 	}
@@ -227,7 +233,8 @@ service shop/sticky created 2026-01-01T00:00:00Z
 		t.Errorf("--limit 1: %+v", list)
 	}
 	out, errs, code := runIn(t, f.Node, "get", "affinity", "--limit", "2")
-	if head, _, _ := strings.Cut(out, "\n"); code != 0 || strings.Join(strings.Fields(head), " ") != "NAMESPACE SERVICE PORT CLIENT ENDPOINT EXPIRES" || strings.Count(out, "\n") != 3 {
+	if head, _, _ := strings.Cut(out, "\n"); code != 0 || strings.Join(strings.Fields(head),
+		" ") != "NAMESPACE SERVICE PORT CLIENT ENDPOINT EXPIRES" || strings.Count(out, "\n") != 3 {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 	if diff := cmp.Diff("nftproxy: only the first 2 clients are shown; --limit 0 shows all\n", errs); diff != "" {
@@ -304,10 +311,13 @@ func TestCompletion(t *testing.T) {
 // with control characters.
 func TestGetHostileNames(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "hostile")
-	loadServices(t, ns, "node node-1\nservice evil\x1b[2J/a\x07b created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.30\n  port - tcp 80\n    endpoint 10.244.1.5:80 node-1 ready serving\n")
-	for _, args := range [][]string{{"services"}, {"services", "-o", "wide"}, {"services", "-o", "json"}, {"services", "-o", "yaml"}, {"endpoints"}, {"endpoints", "\x1b[2J"}} {
+	loadServices(t, ns, "node node-1\nservice evil\x1b[2J/a\x07b created 2026-01-01T00:00:00Z\n  cluster-ip "+
+		"10.96.0.30\n  port - tcp 80\n    endpoint 10.244.1.5:80 node-1 ready serving\n")
+	for _, args := range [][]string{{"services"}, {"services", "-o", "wide"}, {"services", "-o", "json"},
+		{"services", "-o", "yaml"}, {"endpoints"}, {"endpoints", "\x1b[2J"}} {
 		out, errs, _ := runIn(t, ns, append([]string{"get"}, args...)...)
-		if all := out + errs; strings.ContainsAny(all, "\x1b\x07") || !strings.Contains(strings.ToLower(all), "x1b") && !strings.Contains(all, `\u001b`) && !strings.Contains(all, `\e`) {
+		if all := out + errs; strings.ContainsAny(all, "\x1b\x07") || !strings.Contains(strings.ToLower(all), "x1b") &&
+			!strings.Contains(all, `\u001b`) && !strings.Contains(all, `\e`) {
 			t.Errorf("get %q prints %q", args, all)
 		}
 	}
@@ -351,8 +361,11 @@ func TestPrintRows(t *testing.T) {
 		{printOptions{output: outputText}, "NAME\na\nlonger\n"},
 		{printOptions{output: outputWide}, "NAME     DETAIL\na        first\nlonger   -\n"},
 		{printOptions{output: outputWide, noHeaders: true}, "a        first\nlonger   -\n"},
-		{printOptions{output: outputYAML}, "rows:\n- detail: first\n  fraction: 0.5\n  name: a\n  whole: 1000000000001\n- detail: \"\"\n  name: longer\n"},
-		{printOptions{output: outputJSON}, "{\n  \"rows\": [\n    {\n      \"name\": \"a\",\n      \"detail\": \"first\",\n      \"whole\": 1000000000001,\n      \"fraction\": 0.5\n    },\n    {\n      \"name\": \"longer\",\n      \"detail\": \"\"\n    }\n  ]\n}\n"},
+		{printOptions{output: outputYAML}, "rows:\n- detail: first\n  fraction: 0.5\n  name: a\n  whole: 1000000000001\n- " +
+			"detail: \"\"\n  name: longer\n"},
+		{printOptions{output: outputJSON}, "{\n  \"rows\": [\n    {\n      \"name\": \"a\",\n      \"detail\": " +
+			"\"first\",\n      \"whole\": 1000000000001,\n      \"fraction\": 0.5\n    },\n    {\n      \"name\": " +
+			"\"longer\",\n      \"detail\": \"\"\n    }\n  ]\n}\n"},
 	} {
 		if diff := cmp.Diff(test.want, printed(t, test.o, rows...)); diff != "" {
 			t.Errorf("-o %s (-want +got):\n%s", test.o.output, diff)
@@ -387,7 +400,8 @@ func TestPrintHostileNames(t *testing.T) {
 				t.Errorf("YAML comes back as %+v, %v", list, err)
 			}
 		default:
-			if want := `a\x1b[31mb\tc\nd\u009b2Je\u202egnp.exe\xfff\x7f` + "\ufffd" + `\x1bö`; !strings.HasPrefix(text, want) || strings.Count(text, "\n") != 1 {
+			if want := `a\x1b[31mb\tc\nd\u009b2Je\u202egnp.exe\xfff\x7f` + "\ufffd" + `\x1bö`; !strings.HasPrefix(text, want) ||
+				strings.Count(text, "\n") != 1 {
 				t.Errorf("-o %s: %q, want %q", output, text, want)
 			}
 		}
@@ -398,7 +412,8 @@ func findings() []preflight.Finding {
 	return []preflight.Finding{
 		{Probe: "rights", Level: preflight.Green, Found: "CAP_NET_ADMIN"},
 		{Probe: "ports: health", Level: preflight.Yellow, Found: "0.0.0.0:10256 is in use", Do: "choose another address"},
-		{Probe: "kernel: Services of IPv4", Level: preflight.Red, Found: "no such file or directory", Do: "use another kernel"},
+		{Probe: "kernel: Services of IPv4", Level: preflight.Red, Found: "no such file or directory",
+			Do: "use another kernel"},
 	}
 }
 

@@ -211,7 +211,8 @@ service shop/cart created 2026-01-01T00:00:00Z
 
 // goTalk says whether a text has words that only people who write Go understand.
 func goTalk(text string) bool {
-	return regexp.MustCompile(`\b(netip|strconv|net|time|url|fmt|pflag|csv|json)\.[A-Z]|ParseAddr|invalid syntax|parse error|invalid argument|missing unit|0x[0-9a-f]+`).MatchString(text)
+	return regexp.MustCompile(`\b(netip|strconv|net|time|url|fmt|pflag|csv|json)\.[A-Z]|ParseAddr|invalid syntax|parse ` +
+		`error|invalid argument|missing unit|0x[0-9a-f]+`).MatchString(text)
 }
 
 // badTexts has, for each flag that is a text, bad values with words that the error
@@ -224,47 +225,62 @@ func badTexts() map[string]map[string]string {
 	return map[string]map[string]string{
 		"cluster-cidr": {
 			"10.0.0.0": `"10.0.0.0" is not a range: it has no /LENGTH`, "10.0.0.0/33": `the length "33" is not in 0 to 32`,
-			"pods": `"pods" is not an IP address`, "1.0.0.0/8,3.0.0.0/8,5.0.0.0/8,7.0.0.0/8,9.0.0.0/8,11.0.0.0/8,13.0.0.0/8,15.0.0.0/8,17.0.0.0/8": "at most 8 CIDRs of each family",
+			"pods": `"pods" is not an IP address`,
+			"1.0.0.0/8,3.0.0.0/8,5.0.0.0/8,7.0.0.0/8,9.0.0.0/8,11.0.0.0/8,13.0.0.0/8,15.0.0.0/8," +
+				"17.0.0.0/8": "at most 8 CIDRs of each family",
 		},
 		"nftproxy-no-masquerade-cidrs": {
 			"10.0.0.0": `"10.0.0.0" is not a range: it has no /LENGTH`, "pods": `"pods" is not an IP address`,
-			"1.0.0.0/8,3.0.0.0/8,5.0.0.0/8,7.0.0.0/8,9.0.0.0/8,11.0.0.0/8,13.0.0.0/8,15.0.0.0/8,17.0.0.0/8": "want at most 8 of each family",
+			"1.0.0.0/8,3.0.0.0/8,5.0.0.0/8,7.0.0.0/8,9.0.0.0/8,11.0.0.0/8,13.0.0.0/8,15.0.0.0/8," +
+				"17.0.0.0/8": "want at most 8 of each family",
 		},
-		"nodeport-addresses": {"10.0.0.0": "it has no /LENGTH", "all,10.0.0.0/8,all": `"all" stands twice`, "some": "none of primary, localhost and all", `"10.0.0.0/8`: "not a list separated by commas"},
-		"detect-local-mode":  {"Guess": `"Guess": want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`},
+		"nodeport-addresses": {"10.0.0.0": "it has no /LENGTH", "all,10.0.0.0/8,all": `"all" stands twice`,
+			"some": "none of primary, localhost and all", `"10.0.0.0/8`: "not a list separated by commas"},
+		"detect-local-mode": {"Guess": `"Guess": want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`},
 		"hostname-override": {
-			" ": "empty node name", "${NODE_NAME}": `"${NODE_NAME}" is a variable that nothing has replaced`, "$(NODE_NAME)": "needs an env with that name", "$NODE_NAME": "a variable",
-			"{{ node }}": "a variable", "node_1": `"node_1" is not the name of a Node`, "node-1,node-2": "is not the name of a Node",
+			" ": "empty node name", "${NODE_NAME}": `"${NODE_NAME}" is a variable that nothing has replaced`,
+			"$(NODE_NAME)": "needs an env with that name", "$NODE_NAME": "a variable",
+			"{{ node }}": "a variable", "node_1": `"node_1" is not the name of a Node`,
+			"node-1,node-2": "is not the name of a Node",
 		},
-		"kubeconfig":           {"no-such-file": `"no-such-file": no such file or directory`},
-		"nftproxy-manifests":   {"no-such-directory": `"no-such-directory": no such file or directory`},
-		"master":               {":::": `":::" is not the address of an API server`, "https://:x y": "is not the address of an API server"},
-		"nftproxy-table":       {"": "is not a valid table name", "a b": `"a b" is not a valid table name`, strings.Repeat("t", 64): "1 to 63"},
+		"kubeconfig":         {"no-such-file": `"no-such-file": no such file or directory`},
+		"nftproxy-manifests": {"no-such-directory": `"no-such-directory": no such file or directory`},
+		"master": {":::": `":::" is not the address of an API server`,
+			"https://:x y": "is not the address of an API server"},
+		"nftproxy-table": {"": "is not a valid table name", "a b": `"a b" is not a valid table name`,
+			strings.Repeat("t", 64): "1 to 63"},
 		"healthz-bind-address": address, "metrics-bind-address": address, "nftproxy-probe-bind-address": address,
-		"nftproxy-counters":                     {"all": `"all": want none, tables or metrics`, "": "want none, tables or metrics"},
-		"nftproxy-metrics-tls-cert-file":        {"no-such-file": `"no-such-file": --nftproxy-metrics-tls-private-key-file is empty: want both files or none`},
+		"nftproxy-counters": {"all": `"all": want none, tables or metrics`,
+			"": "want none, tables or metrics"},
+		"nftproxy-metrics-tls-cert-file": {"no-such-file": `"no-such-file": --nftproxy-metrics-tls-private-key-file ` +
+			`is empty: want both files or none`},
 		"nftproxy-metrics-tls-private-key-file": {"no-such-file": "--nftproxy-metrics-tls-cert-file is empty"},
 		"nftproxy-healthz-tls-cert-file":        {"no-such-file": "--nftproxy-healthz-tls-private-key-file is empty"},
 		"nftproxy-healthz-tls-private-key-file": {"no-such-file": "--nftproxy-healthz-tls-cert-file is empty"},
-		"nftproxy-balance":                      {"hash": `"hash": want random, client or flow`, "": "want random, client or flow"},
-		"nftproxy-eject":                        {"yes": `"yes": want off, report or on`, "": "want off, report or on"},
-		"nftproxy-startup-taint":                {"a b": `"a b" is not the key of a taint`, "x/": "is not the key of a taint"},
-		"nftproxy-protected-node-ports":         {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port", "22,70000": `"70000"`},
-		"nftproxy-service-proxy-name":           {"a b": `"a b" is not the value of a label`, "-": "is not the value of a label"},
-		"nftproxy-conntrack-clean-established":  {"udp": `"udp": want tcp or sctp`},
-		"nftproxy-conntrack-sysctl-dir":         {},
-		"config":                                {"no-such-file": `open no-such-file: no such file`},
-		"write-config-to":                       {"no-such-directory/file": "no such file"},
-		"feature-gates":                         {"WinDSR": `"WinDSR": want NAME=true or NAME=false`},
-		"logging-format":                        {"yaml": `"yaml": want text or json`, "JSON": `"JSON": want text or json`},
-		"version":                               {"maybe": `"maybe": want true, false or raw`},
-		"proxy-mode":                            {"userspace": `"userspace": want iptables, ipvs, nftables or nothing`},
-		"bind-address":                          {"node-1": `"node-1" is not an IP address`},
-		"oom-score-adj":                         {"low": `"low": want -1000 to 1000`, "1001": "want -1000 to 1000"},
+		"nftproxy-balance": {"hash": `"hash": want random, client or flow`,
+			"": "want random, client or flow"},
+		"nftproxy-eject":         {"yes": `"yes": want off, report or on`, "": "want off, report or on"},
+		"nftproxy-startup-taint": {"a b": `"a b" is not the key of a taint`, "x/": "is not the key of a taint"},
+		"nftproxy-protected-node-ports": {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port",
+			"22,70000": `"70000"`},
+		"nftproxy-service-proxy-name": {"a b": `"a b" is not the value of a label`,
+			"-": "is not the value of a label"},
+		"nftproxy-conntrack-clean-established": {"udp": `"udp": want tcp or sctp`},
+		"nftproxy-conntrack-sysctl-dir":        {},
+		"config":                               {"no-such-file": `open no-such-file: no such file`},
+		"write-config-to":                      {"no-such-directory/file": "no such file"},
+		"feature-gates":                        {"WinDSR": `"WinDSR": want NAME=true or NAME=false`},
+		"logging-format":                       {"yaml": `"yaml": want text or json`, "JSON": `"JSON": want text or json`},
+		"version":                              {"maybe": `"maybe": want true, false or raw`},
+		"proxy-mode":                           {"userspace": `"userspace": want iptables, ipvs, nftables or nothing`},
+		"bind-address":                         {"node-1": `"node-1" is not an IP address`},
+		"oom-score-adj":                        {"low": `"low": want -1000 to 1000`, "1001": "want -1000 to 1000"},
 		// These have no effect, whatever they say.
-		"ipvs-exclude-cidrs": {}, "ipvs-scheduler": {}, "kube-api-content-type": {}, "show-hidden-metrics-for-version": {}, "vmodule": {},
+		"ipvs-exclude-cidrs": {}, "ipvs-scheduler": {}, "kube-api-content-type": {}, "show-hidden-metrics-for-version": {},
+		"vmodule":                   {},
 		"log-json-info-buffer-size": {}, "log-text-info-buffer-size": {},
-		"pod-bridge-interface": {}, "pod-interface-name-prefix": {}, // by --detect-local-mode; see testdata/script/usage.txtar
+		// by --detect-local-mode; see testdata/script/usage.txtar
+		"pod-bridge-interface": {}, "pod-interface-name-prefix": {},
 	}
 }
 
@@ -287,9 +303,11 @@ func TestFlagErrors(t *testing.T) {
 			var bad map[string]string
 			switch kind := f.Value.Type(); kind {
 			case "int":
-				bad = map[string]string{"many": "is not a whole number", "": "is not a whole number", "99999999999999999999": "is too large a number"}
+				bad = map[string]string{"many": "is not a whole number", "": "is not a whole number",
+					"99999999999999999999": "is too large a number"}
 			case "uint16":
-				bad = map[string]string{"many": "is not a number of 0 to 65535", "-1": "is not a number of 0 to 65535", "70000": "is too large a number"}
+				bad = map[string]string{"many": "is not a number of 0 to 65535", "-1": "is not a number of 0 to 65535",
+					"70000": "is too large a number"}
 			case "float32":
 				bad = map[string]string{"many": "is not a number"}
 			case "duration":
@@ -327,8 +345,10 @@ func wantFlagError(t *testing.T, command []string, flag, value, words string) {
 	}
 	code := execute(ended, harmless, &stdout, &stderr)
 	text := stderr.String()
-	if code != 2 || strings.Count(text, "\n") != 1 || !strings.Contains(text, "--"+flag+": ") || !strings.Contains(text, words) || goTalk(text) {
-		t.Errorf("nftproxy %s ends with %d and says %q; want 2, and words with %q", strings.Join(args, " "), code, text, words)
+	if code != 2 || strings.Count(text, "\n") != 1 || !strings.Contains(text, "--"+flag+": ") ||
+		!strings.Contains(text, words) || goTalk(text) {
+		t.Errorf("nftproxy %s ends with %d and says %q; want 2, and words with %q", strings.Join(args, " "), code, text,
+			words)
 	}
 }
 
@@ -341,7 +361,8 @@ func TestWait(t *testing.T) {
 		began := time.Now()
 		var out bytes.Buffer
 		if code := execute(ctx, []string{"wait"}, &out, &out); code != 0 || out.Len() > 0 || time.Since(began) != until {
-			t.Errorf("wait ends after %v with %d and says %q; want %v, 0 and nothing", time.Since(began), code, out.String(), until)
+			t.Errorf("wait ends after %v with %d and says %q; want %v, 0 and nothing", time.Since(began), code, out.String(),
+				until)
 		}
 	})
 }
@@ -398,7 +419,9 @@ func TestGetHelp(t *testing.T) {
 		if diff := cmp.Diff(want.usual, usual); diff != "" {
 			t.Errorf("get %s: the columns (-printed +explained):\n%s", cmd.Name(), diff)
 		}
-		added := slices.DeleteFunc(capitals.FindAllString(wide, -1), func(word string) bool { return word == "TCP" || word == "IP" })
+		added := slices.DeleteFunc(capitals.FindAllString(wide, -1), func(word string) bool {
+			return word == "TCP" || word == "IP"
+		})
 		if diff := cmp.Diff(want.wide, added); diff != "" {
 			t.Errorf("get %s: the columns of -o wide (-printed +explained):\n%s", cmd.Name(), diff)
 		}
@@ -410,7 +433,8 @@ func TestGetHelp(t *testing.T) {
 	}
 }
 
-// TestGetHelpNamesOptions: the help of get services names each annotation that its column OPTIONS can have, and no other.
+// TestGetHelpNamesOptions: the help of get services names each annotation that its column OPTIONS can have, and no
+// other.
 func TestGetHelpNamesOptions(t *testing.T) {
 	s, err := gen.ReadSnapshot(strings.NewReader(`node n
   address 192.168.0.2
@@ -450,7 +474,9 @@ service a/ranges created 2026-01-01T00:00:00Z
 	}
 	_, list, _ := strings.Cut(cmd.Long, "as far as the tables do it: ")
 	list, _, _ = strings.Cut(list, ")")
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(", \n", r) })); diff != "" {
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), strings.FieldsFunc(list, func(r rune) bool {
+		return strings.ContainsRune(", \n", r)
+	})); diff != "" {
 		t.Errorf("get services: the options (-printed +explained):\n%s", diff)
 	}
 }

@@ -49,20 +49,23 @@ func (w *secondTables) says(code int, args []string, parts ...string) {
 // wantOther wants each place that tells of a second table to say so. kept is what they say of its process.
 func (w *secondTables) wantOther(kept string) {
 	w.Helper()
-	const both = "tables other and nftproxy both serve 2 addresses and ports, and the kernel asks table other first: 10.96.0.10:80/tcp (default/web)"
+	const both = "tables other and nftproxy both serve 2 addresses and ports, and the kernel asks table other first: " +
+		"10.96.0.10:80/tcp (default/web)"
 	if got := get(w.T, w.ns, secondHealth, "/readyz"); !strings.Contains(got, kept) || !strings.Contains(got, both) {
 		w.Errorf("/readyz: %s", got)
 	}
 	verify := append([]string{"verify", "--hostname-override", "node-1"}, w.flags...)
 	w.says(int(statusDifferent), verify, "extra    ip table other is of "+kept, both, "extra    ip6 table other is of ")
-	w.says(int(statusRed), []string{"check"}, "yellow  other proxies: table other: table other is of "+kept, both) // red: the node forwards nothing
+	// red: the node forwards nothing
+	w.says(int(statusRed), []string{"check"}, "yellow  other proxies: table other: table other is of "+kept, both)
 	w.says(0, []string{"explain", "--from", "10.244.0.9@lo", "10.96.0.10:80"},
-		"10.244.0.2:8080", "table ip other takes the packet, which the kernel asks before table nftproxy since it was made later; it is of "+kept)
+		"10.244.0.2:8080", "table ip other takes the packet, which the kernel asks before table nftproxy since it was made "+
+			"later; it is of "+kept)
 }
 
-// TestSecondTable: a table of another nftproxy that has an address and port of ours takes the packets, and the log, /readyz,
-// verify, check and explain say so, while its process runs and after it has ended. Once it has, the table goes: by cleanup,
-// although another nftproxy runs, or by that one.
+// TestSecondTable: a table of another nftproxy that has an address and port of ours takes the packets, and the log,
+// /readyz, verify, check and explain say so, while its process runs and after it has ended. Once it has, the table
+// goes: by cleanup, although another nftproxy runs, or by that one.
 func TestSecondTable(t *testing.T) {
 	const warning = "a table of another nftproxy may take packets from ours"
 	w := newSecondTables(t)
@@ -74,7 +77,8 @@ func TestSecondTable(t *testing.T) {
 	second.end()
 	w.awaitLog(warning)
 	w.wantOther("an nftproxy that has ended: nothing keeps it up to date")
-	w.says(1, []string{"cleanup"}, "removed table ip other\nremoved table ip6 other\n", "table ip nftproxy belongs to a running nftproxy")
+	w.says(1, []string{"cleanup"}, "removed table ip other\nremoved table ip6 other\n",
+		"table ip nftproxy belongs to a running nftproxy")
 	w.want("after cleanup", "ip nftproxy", "ip6 nftproxy")
 	w.awaitLog("a table of another nftproxy takes no packets from ours any more")
 	if got := get(t, w.ns, secondHealth, "/readyz"); strings.Contains(got, "other") {
@@ -93,7 +97,8 @@ func TestTrialBeside(t *testing.T) {
 	w.second(strings.NewReplacer("10.96.0.10", "10.96.0.11", "::a", "::b").Replace(webManifest("", "10.244.0.2")))
 	w.says(0, append([]string{"verify", "--hostname-override", "node-1"}, w.flags...), "same")
 	w.says(int(statusRed), []string{"check"}, "green   other proxies: table other: of another nftproxy")
-	w.says(0, []string{"explain", "--from", "10.244.0.9@lo", "10.96.0.10:80"}, "10.244.0.1:8080", "table ip other has no rule for the packet")
+	w.says(0, []string{"explain", "--from", "10.244.0.9@lo", "10.96.0.10:80"}, "10.244.0.1:8080",
+		"table ip other has no rule for the packet")
 	w.says(0, []string{"explain", "--from", "10.244.0.9@lo", "10.96.0.11:80"}, "10.244.0.2:8080")
 	if got := get(t, w.ns, secondHealth, "/readyz"); strings.Contains(got, "other") {
 		t.Errorf("/readyz: %s", got)

@@ -35,7 +35,8 @@ func (o *printOptions) addFlags(cmd *cobra.Command) {
 	f.StringVarP(&o.output, "output", "o", outputText, "text, wide (more columns), json or yaml")
 	f.BoolVar(&o.noHeaders, "no-headers", false, "print no column names")
 	values := []string{outputText, outputWide, outputJSON, outputYAML}
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values,
+		cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag is there
 	}
 }
@@ -198,7 +199,8 @@ func writeYAML(w io.Writer, v any) error {
 // checkTableName checks the flag --nftproxy-table.
 func checkTableName(name string) error {
 	if !isTableName(name) {
-		return fmt.Errorf("--%stable: %q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a letter first", ownPrefix, name, maxTableName)
+		return fmt.Errorf("--%stable: %q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a "+
+			"letter first", ownPrefix, name, maxTableName)
 	}
 	return nil
 }

@@ -35,8 +35,10 @@ spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
 // mistakes are words of each problem of the Service web, as its row has them.
 func mistakes() []string {
 	return []string{
-		"metadata.annotations[nftproxy.io/balence]", "did you mean nftproxy.io/balance?", "nftproxy.com/eject", "bool instead of string",
-		"spec.externalIPs[0]", "EndpointSlice default/web-1: metadata.annotations[nftproxy.io/weight]", "EndpointSlice default/web-1: ports[0].protocol",
+		"metadata.annotations[nftproxy.io/balence]", "did you mean nftproxy.io/balance?", "nftproxy.com/eject",
+		"bool instead of string",
+		"spec.externalIPs[0]", "EndpointSlice default/web-1: metadata.annotations[nftproxy.io/weight]",
+		"EndpointSlice default/web-1: ports[0].protocol",
 	}
 }
 
@@ -44,7 +46,8 @@ func lacking(text string, words []string) []string {
 	return slices.DeleteFunc(words, func(w string) bool { return strings.Contains(text, w) })
 }
 
-// TestProblems: what cannot be used of a Service is where people look for the Service: get services, explain and the status page.
+// TestProblems: what cannot be used of a Service is where people look for the Service: get services, explain and the
+// status page.
 func TestProblems(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "problems")
 	objects := manifest(t, mistakenManifest)
@@ -59,10 +62,12 @@ func TestProblems(t *testing.T) {
 		if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 || len(list.Services) != 2 {
 			t.Fatalf("%v, exit code %d: %s%s", err, code, stdout, stderr)
 		}
-		return map[string][]string{list.Services[0].Name: list.Services[0].Problems, list.Services[1].Name: list.Services[1].Problems}
+		return map[string][]string{list.Services[0].Name: list.Services[0].Problems,
+			list.Services[1].Name: list.Services[1].Problems}
 	}
 	known := rows(source...)
-	if lacks := lacking(strings.Join(known["web"], "\n"), mistakes()); len(lacks) > 0 || known["good"] == nil || len(known["good"]) > 0 {
+	if lacks := lacking(strings.Join(known["web"], "\n"), mistakes()); len(lacks) > 0 || known["good"] == nil ||
+		len(known["good"]) > 0 {
 		t.Errorf("get services -o json lacks %q: %q", lacks, known)
 	}
 	if unknown := rows(); unknown["web"] != nil || unknown["good"] != nil {
@@ -109,7 +114,8 @@ func TestProblems(t *testing.T) {
 			t.Errorf("/status?%s lacks %q:\n%s", query, lacks, page(query))
 		}
 	}
-	if found := page("state=problems"); !strings.Contains(found, "default/web") || strings.Contains(found, "default/good") {
+	if found := page("state=problems"); !strings.Contains(found, "default/web") ||
+		strings.Contains(found, "default/good") {
 		t.Errorf("/status?state=problems:\n%s", found)
 	}
 }

@@ -102,34 +102,59 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	o.config.addFlags(f)
 	addIgnoredFlags(f)
 	addAliasFlags(f)
-	f.StringVar(&o.asked.OOMScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel ends the process when memory runs out; empty leaves it alone")
+	f.StringVar(&o.asked.OOMScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel "+
+		"ends the process when memory runs out; empty leaves it alone")
 	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
 	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints' addresses: run masquerades no connection there, but for those of a pod to itself; their answers have to come back through this node, or by a way that needs no translation; noMasqueradeCIDRs in a configuration file, whose changes count at once")
-	f.BoolVar(&o.masqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address of each family that the host has, instead of an address of the interface by which packets leave; a family without such an address is masqueraded as without the flag")
-	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "the node answers echo requests (ping) to cluster IPs, externalIPs and load balancers' addresses where a port of a Service has endpoints; at most 1000 new ones per second and family")
-	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor change marks, and use a label of the connection instead")
-	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
-	f.BoolVar(&o.asked.BindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot listen for a minute")
-	f.BoolVar(&o.asked.Profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
-	f.StringVar(&o.asked.HealthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
-	f.StringVar(&o.asked.ProbeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
+	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints' addresses: run masquerades no "+
+		"connection there, but for those of a pod to itself; their answers have to come back through this node, or by a "+
+		"way that needs no translation; noMasqueradeCIDRs in a configuration file, whose changes count at once")
+	f.BoolVar(&o.masqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address of "+
+		"each family that the host has, instead of an address of the interface by which packets leave; a family without "+
+		"such an address is masqueraded as without the flag")
+	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "the node answers echo requests (ping) to cluster IPs, "+
+		"externalIPs and load balancers' addresses where a port of a Service has endpoints; at most 1000 new ones per "+
+		"second and family")
+	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks "+
+		"packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor "+
+		"change marks, and use a label of the connection instead")
+	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress,
+		"address and port of the metrics server; empty to switch it off")
+	f.BoolVar(&o.asked.BindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot "+
+		"listen for a minute")
+	f.BoolVar(&o.asked.Profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who "+
+		"can reach it sees the memory of the process")
+	f.StringVar(&o.asked.HealthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health "+
+		"server; empty to switch it off")
+	f.StringVar(&o.asked.ProbeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, "+
+		"for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
 	addTLS(f, "metrics", &o.asked.MetricsTLS)
 	addTLS(f, "healthz", &o.asked.HealthTLS)
-	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
-	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
+	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once "+
+		"the first program is in force in both families; empty for none")
+	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves "+
+		"Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of "+
+		"them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
-	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that answer neither connections nor this node's own tries: off; report, say in the log, in events and metrics what on would do; on, leave them out until they answer. The annotation nftproxy.io/eject of a Service goes first")
-	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking assigns to no connection, unless net.netfilter.nf_conntrack_tcp_be_liberal is 1: a TCP segment out of the window would reach the client untranslated, and the client would reset the connection; a configuration file with mode: iptables, or none, asks for it, as --proxy-mode=iptables does")
+	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that answer neither "+
+		"connections nor this node's own tries: off; report, say in the log, in events and metrics what on would do; on, "+
+		"leave them out until they answer. The annotation nftproxy.io/eject of a Service goes first")
+	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking assigns to "+
+		"no connection, unless net.netfilter.nf_conntrack_tcp_be_liberal is 1: a TCP segment out of the window would reach "+
+		"the client untranslated, and the client would reset the connection; a configuration file with mode: iptables, or "+
+		"none, asks for it, as --proxy-mode=iptables does")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
-	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
+	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod,
+		"least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
 	addExcludeCIDRs(f, &o.excludeCIDRs)
-	f.StringVar(&o.asked.LogFormat, logFormatFlag, "", "format of the log: text or json; empty for text on a terminal and json elsewhere")
-	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
+	f.StringVar(&o.asked.LogFormat, logFormatFlag, "", "format of the log: text or json; empty for text on a terminal "+
+		"and json elsewhere")
+	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of "+
+		"lines with the same message is bounded")
 }
 
 // logFormatFlag is kube-proxy's.
@@ -149,7 +174,8 @@ func parseNoMasquerade(words []string) ([]netip.Prefix, error) {
 	}
 	for _, family := range ip.Families() {
 		if n := len((&service.Settings{NoMasquerade: list}).NoMasqueradeOf(family)); n > service.MaxNoMasquerade {
-			return nil, fmt.Errorf("--%s: %q: %d CIDRs of %s: want at most %d of each family", noMasqueradeFlag, words, n, family.Name(), service.MaxNoMasquerade)
+			return nil, fmt.Errorf("--%s: %q: %d CIDRs of %s: want at most %d of each family", noMasqueradeFlag, words, n,
+				family.Name(), service.MaxNoMasquerade)
 		}
 	}
 	return list, nil
@@ -175,7 +201,8 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	if known := flagValues()[logFormatFlag]; o.asked.LogFormat != "" && !slices.Contains(known, o.asked.LogFormat) {
 		check(fmt.Errorf("--%s: %q: want %s", logFormatFlag, o.asked.LogFormat, strings.Join(known, " or ")))
 	}
-	for _, a := range [][2]string{{"--healthz-bind-address", o.asked.HealthAddress}, {"--metrics-bind-address", o.asked.MetricsAddress}, {"--nftproxy-probe-bind-address", o.asked.ProbeAddress}} {
+	for _, a := range [][2]string{{"--healthz-bind-address", o.asked.HealthAddress},
+		{"--metrics-bind-address", o.asked.MetricsAddress}, {"--nftproxy-probe-bind-address", o.asked.ProbeAddress}} {
 		if err := health.CheckAddress(a[1]); err != nil {
 			check(fmt.Errorf("%s: %w", a[0], err))
 		}
@@ -194,14 +221,16 @@ func (o *runOptions) run() (*daemon.Config, error) {
 		check(fmt.Errorf("--%s: %w", ejectFlag, err))
 	}
 	c.Version, c.Source, c.Sysctls, c.SysctlFiles = version(), o.from, o.sysctls.Sysctls, o.sysctls.files()
-	c.File, c.FileText, c.Origin, c.ConnectionMetrics = o.config.file, o.config.text, o.config.origin, o.counters == countersMetrics
+	c.File, c.FileText, c.Origin, c.ConnectionMetrics = o.config.file, o.config.text, o.config.origin,
+		o.counters == countersMetrics
 	c.Established, err = cleanEstablished(o.cleanEstablished)
 	check(err)
 	c.Node, c.Rules, err = o.parse()
 	check(err)
 	switch bit := o.masqueradeBit; {
 	case bit < noMasqueradeBit || bit > maxMasqueradeBit:
-		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d, or %d for none", bit, maxMasqueradeBit, noMasqueradeBit))
+		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d, or %d for none", bit, maxMasqueradeBit,
+			noMasqueradeBit))
 	case bit != noMasqueradeBit:
 		c.Rules.MasqueradeMark = 1 << bit
 	}
@@ -217,7 +246,8 @@ func (o *runOptions) run() (*daemon.Config, error) {
 		return nil, err
 	}
 	if o.asked.MinSyncPeriod >= time.Second {
-		o.config.notes = append(o.config.notes, fmt.Sprintf("changes of Services and endpoints wait up to %s, the least time between two syncs (--%s; nftables.minSyncPeriod in a configuration file); without it, %s at most",
+		o.config.notes = append(o.config.notes, fmt.Sprintf("changes of Services and endpoints wait up to %s, the least "+
+			"time between two syncs (--%s; nftables.minSyncPeriod in a configuration file); without it, %s at most",
 			o.asked.MinSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
 	}
 	c.Objects = o.claims.watchOptions(ownServers(o.asked.MetricsAddress, o.asked.HealthAddress, o.asked.ProbeAddress))
@@ -232,7 +262,8 @@ func (o *runOptions) notes(c *daemon.Config) []string {
 		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: nftproxy has no such gate", gate))
 	}
 	for _, p := range c.Rules.NodePortAddresses.Unserved() {
-		notes = append(notes, fmt.Sprintf("nodeport-addresses: %s has no effect: of all loopback addresses, 127.0.0.1 and ::1 serve node ports", p))
+		notes = append(notes, fmt.Sprintf("nodeport-addresses: %s has no effect: of all loopback addresses, 127.0.0.1 and "+
+			"::1 serve node ports", p))
 	}
 	return notes
 }
@@ -271,7 +302,8 @@ func (o *runOptions) checkStartupTaint() error {
 		return errors.New("--" + startupTaintFlag + ": there is no Node to change with --" + ownPrefix + "manifests")
 	}
 	if problems := validation.IsQualifiedName(o.asked.StartupTaint); len(problems) > 0 {
-		return fmt.Errorf("--%s: %q is not the key of a taint: %s", startupTaintFlag, o.asked.StartupTaint, strings.Join(problems, "; "))
+		return fmt.Errorf("--%s: %q is not the key of a taint: %s", startupTaintFlag, o.asked.StartupTaint,
+			strings.Join(problems, "; "))
 	}
 	return nil
 }
@@ -294,7 +326,9 @@ const (
 
 func addCounters(f *pflag.FlagSet, value *string) {
 	const name = ownPrefix + "counters"
-	f.StringVar(value, name, countersNone, "count new connections of each Service port and endpoint: none; tables, in the kernel's tables, for nftproxy top and nft list; metrics, also as metrics of the 100 Service ports with the most; without a value: tables")
+	f.StringVar(value, name, countersNone, "count new connections of each Service port and endpoint: none; tables, in "+
+		"the kernel's tables, for nftproxy top and nft list; metrics, also as metrics of the 100 Service ports with the "+
+		"most; without a value: tables")
 	f.Lookup(name).NoOptDefVal = countersTables
 }
 
@@ -303,7 +337,8 @@ func checkCounters(value string) error {
 	case countersNone, countersTables, countersMetrics:
 		return nil
 	}
-	return fmt.Errorf("--%scounters: %q: want %s, %s or %s", ownPrefix, value, countersNone, countersTables, countersMetrics)
+	return fmt.Errorf("--%scounters: %q: want %s, %s or %s", ownPrefix, value, countersNone, countersTables,
+		countersMetrics)
 }
 
 // tlsFlags are the flags of a server's certificate and key. The fields metricsServerTLS and healthzServerTLS of a
@@ -314,8 +349,11 @@ func tlsFlags(server string) (certificate, key string) {
 
 func addTLS(f *pflag.FlagSet, server string, files *health.Files) {
 	certificate, key := tlsFlags(server)
-	f.StringVar(&files.Certificate, certificate, "", "`file` in PEM with the certificate of the "+server+" server, and those that it is signed by; the server serves HTTPS only then, and takes a renewed file at once; "+server+"ServerTLS.certFile in a configuration file")
-	f.StringVar(&files.Key, key, "", "`file` in PEM with the key of that certificate; "+server+"ServerTLS.keyFile in a configuration file")
+	f.StringVar(&files.Certificate, certificate, "", "`file` in PEM with the certificate of the "+server+
+		" server, and those that it is signed by; the server serves HTTPS only then, and takes a renewed file at once; "+
+		server+"ServerTLS.certFile in a configuration file")
+	f.StringVar(&files.Key, key, "", "`file` in PEM with the key of that certificate; "+server+
+		"ServerTLS.keyFile in a configuration file")
 }
 
 // checkTLS wants both files or none. Whether they can be used is seen while the process runs: they may come later.

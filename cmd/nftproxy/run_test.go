@@ -251,7 +251,8 @@ func TestMasqueradeFlags(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "masquerade")
-			firstSync(t, ns, append(c.flags, "--nftproxy-manifests", manifest(t, podCIDRManifest+webManifest("", "10.244.7.1", "fd00:7::1")))...)
+			firstSync(t, ns, append(c.flags, "--nftproxy-manifests",
+				manifest(t, podCIDRManifest+webManifest("", "10.244.7.1", "fd00:7::1")))...)
 			listing, err := nft.Ruleset(ns)
 			if err != nil {
 				t.Fatal(err)
@@ -275,17 +276,21 @@ func TestMasqueradeFlags(t *testing.T) {
 func TestStatusPage(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "page")
 	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
-	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.7.1@node-1", "10.244.8.1@node-2")), "--metrics-bind-address", "127.0.0.1:10249")
+	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.7.1@node-1", "10.244.8.1@node-2")),
+		"--metrics-bind-address", "127.0.0.1:10249")
 	r.awaitSyncAndServer("127.0.0.1:10249")
 	for _, c := range []struct {
 		target string
 		code   int
 		want   []string
 	}{
-		{"/status", http.StatusOK, []string{"Ready: the rules are in force", "default/web", "No endpoints", "80/tcp: 2 ready"}},
-		{"/status?service=default/web", http.StatusOK, []string{"one of 2 endpoints", "10.244.7.1:8080", "node-1 (this node)", "node-2", "refused: there is no endpoint"}},
+		{"/status", http.StatusOK, []string{"Ready: the rules are in force", "default/web", "No endpoints",
+			"80/tcp: 2 ready"}},
+		{"/status?service=default/web", http.StatusOK, []string{"one of 2 endpoints", "10.244.7.1:8080", "node-1 (this node)",
+			"node-2", "refused: there is no endpoint"}},
 		{"/status?view=draining", http.StatusOK, []string{"No such endpoint has connections."}},
-		{"/status?explain=10.96.0.10:80/tcp", http.StatusOK, []string{"<strong>endpoint: </strong>", "10.244.7.1:8080", "10.244.8.1:8080", "default/web", "50 %"}},
+		{"/status?explain=10.96.0.10:80/tcp", http.StatusOK, []string{"<strong>endpoint: </strong>", "10.244.7.1:8080",
+			"10.244.8.1:8080", "default/web", "50 %"}},
 		{"/status?explain=10.96.0.10:81/tcp&from=node", http.StatusOK, []string{"<strong>refused: </strong>"}},
 		{"/status?explain=10.96.0.10", http.StatusBadRequest, []string{"Cannot show that"}},
 		{"/statusz", http.StatusOK, []string{" /status "}},
@@ -339,7 +344,8 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 		defer r.Body.Close()
 		body, err := io.ReadAll(r.Body)
-		want := fmt.Sprintf(`{"service":{"namespace":"default","name":"web"},"localEndpoints":%d,"serviceProxyHealthy":true}`, local)
+		want := fmt.Sprintf(`{"service":{"namespace":"default","name":"web"},"localEndpoints":%d,"serviceProxyHealthy":true}`,
+			local)
 		if err != nil || r.StatusCode != http.StatusOK || strings.TrimSpace(string(body)) != want {
 			t.Errorf("%s: %d %s (%v), want %s", address, r.StatusCode, body, err, want)
 		}
@@ -359,15 +365,18 @@ func TestHealthCheckNodePort(t *testing.T) {
 	ask("192.0.2.2:32100", 2)
 }
 
-// TestNoMasqueradeCIDRs: what is no range, and more ranges than a rule has, are errors that name the flag and the value.
+// TestNoMasqueradeCIDRs: what is no range, and more ranges than a rule has, are errors that name the flag and the
+// value.
 func TestNoMasqueradeCIDRs(t *testing.T) {
-	many := strings.Split("10.0.0.0/24,10.0.2.0/24,10.0.4.0/24,10.0.6.0/24,10.0.8.0/24,10.0.10.0/24,10.0.12.0/24,10.0.14.0/24,fd00::/64", ",")
+	many := strings.Split(
+		"10.0.0.0/24,10.0.2.0/24,10.0.4.0/24,10.0.6.0/24,10.0.8.0/24,10.0.10.0/24,10.0.12.0/24,10.0.14.0/24,fd00::/64", ",")
 	if got, err := parseNoMasquerade(many); err != nil || len(got) != 9 {
 		t.Errorf("8 ranges of IPv4 and one of IPv6: %v, %v", got, err)
 	}
 	for _, bad := range [][]string{{"10.0.0.300/8"}, {"pods"}, append(many, "10.0.16.0/24")} {
 		_, err := parseNoMasquerade(bad)
-		if err == nil || !strings.Contains(err.Error(), "--nftproxy-no-masquerade-cidrs") || !strings.Contains(err.Error(), bad[len(bad)-1]) {
+		if err == nil || !strings.Contains(err.Error(), "--nftproxy-no-masquerade-cidrs") || !strings.Contains(err.Error(),
+			bad[len(bad)-1]) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

@@ -22,7 +22,8 @@ func TestScrapeIsOnThePage(t *testing.T) {
 	if err := os.WriteFile(config, []byte(configHead+"metricsBindAddress: "+address+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.0.1")), "--nftproxy-eject=on", "--nftproxy-counters=metrics",
+	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.0.1")), "--nftproxy-eject=on",
+		"--nftproxy-counters=metrics",
 		"--nftproxy-conntrack-sysctl-dir", t.TempDir(), "--config", config)
 	r.awaitSyncAndServer(address)
 	served := regexp.MustCompile(`(?m)^# TYPE (\S+) `).FindAllStringSubmatch(get(t, ns, address, "/metrics"), -1)
@@ -30,7 +31,8 @@ func TestScrapeIsOnThePage(t *testing.T) {
 		t.Fatalf("%d metrics", len(served))
 	}
 	for _, m := range served {
-		if name := m[1]; !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") && !strings.Contains(string(text), "| `"+name+"` |") {
+		if name := m[1]; !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") &&
+			!strings.Contains(string(text), "| `"+name+"` |") {
 			t.Errorf("docs/metrics.md lacks %s", name)
 		}
 	}

@@ -138,7 +138,8 @@ func TestStaleFlows(t *testing.T) {
 	r.end()
 
 	// Only the tables know the former Service now.
-	become(strings.ReplaceAll(strings.ReplaceAll(dnsManifest(pods["three"].Addrs...), "10.96.0.10", "10.96.0.11"), "fd00:96::a", "fd00:96::b"))
+	become(strings.ReplaceAll(strings.ReplaceAll(dnsManifest(pods["three"].Addrs...), "10.96.0.10", "10.96.0.11"),
+		"fd00:96::a", "fd00:96::b"))
 	r = run()
 	wantRemoved(r, map[string]int{"service gone": 2})
 	r.end()
@@ -212,7 +213,9 @@ func TestAffinity(t *testing.T) {
 	}
 	swept := 0
 	for swept < 2 {
-		l := r.await("clients that are forgotten", func(l logged) bool { return strings.HasPrefix(l.Msg, "forgot clients of endpoints") })
+		l := r.await("clients that are forgotten", func(l logged) bool {
+			return strings.HasPrefix(l.Msg, "forgot clients of endpoints")
+		})
 		swept += l.Clients
 	}
 	if swept != 2 {
@@ -249,8 +252,10 @@ func TestRecentConnections(t *testing.T) {
 			protocol service.Protocol
 			port     uint16
 		}{
-			{"10.96.0.10", service.UDP, 53}, {"fd00:96::a", service.UDP, 53}, {"0.0.0.0", service.UDP, 30053}, {"::", service.UDP, 30053},
-			{"10.96.0.10", service.TCP, 80}, {"10.96.0.11", service.UDP, 53}, {"10.96.0.12", service.UDP, 53}, {"10.96.0.13", service.UDP, 53},
+			{"10.96.0.10", service.UDP, 53}, {"fd00:96::a", service.UDP, 53}, {"0.0.0.0", service.UDP, 30053},
+			{"::", service.UDP, 30053},
+			{"10.96.0.10", service.TCP, 80}, {"10.96.0.11", service.UDP, 53}, {"10.96.0.12", service.UDP, 53},
+			{"10.96.0.13", service.UDP, 53},
 			{"10.96.0.99", service.UDP, 53}, {f.two.Addrs.V4().String(), service.UDP, 8080},
 		} {
 			claim := service.Claim{Addr: netip.MustParseAddr(c.addr), Protocol: c.protocol, Port: c.port}

@@ -41,13 +41,20 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.from.Kubeconfig, "kubeconfig", "", "kubeconfig file")
 	f.StringVar(&o.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
-	f.StringVar(&o.from.Manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
+	f.StringVar(&o.from.Manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node "+
+		"manifests, instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
-	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or CIDRs of either family, separated by commas: those of all pods of the cluster")
-	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
-	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for --detect-local-mode=BridgeInterface")
-	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode=InterfaceNamePrefix")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or words: \"primary\", the node's first address of each family, \"all\", all addresses, \"localhost\", 127.0.0.1 and ::1, for clients on the node (default primary)")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or CIDRs of either family, separated by commas: "+
+		"those of all pods of the cluster")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: "+
+		"ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for "+
+		"--detect-local-mode=BridgeInterface")
+	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for "+
+		"--detect-local-mode=InterfaceNamePrefix")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node "+
+		"ports, or words: \"primary\", the node's first address of each family, \"all\", all addresses, \"localhost\", "+
+		"127.0.0.1 and ::1, for clients on the node (default primary)")
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	o.claims.addFlags(f)
 }
@@ -56,7 +63,8 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 func (o *sourceOptions) addObjectFlags(cmd *cobra.Command) {
 	all := &cobra.Command{}
 	o.addFlags(all)
-	for _, name := range []string{"kubeconfig", "master", ownPrefix + "manifests", "hostname-override", ownPrefix + "service-proxy-name", "feature-gates"} {
+	for _, name := range []string{"kubeconfig", "master", ownPrefix + "manifests", "hostname-override",
+		ownPrefix + "service-proxy-name", "feature-gates"} {
 		cmd.Flags().AddFlag(all.Flags().Lookup(name))
 	}
 }
@@ -175,7 +183,8 @@ func (o *sourceOptions) podInterface() (service.Interface, error) {
 	case detectInterfacePrefix:
 		i.Name, i.Prefix, flag, most = o.podInterfacePrefix, true, "--pod-interface-name-prefix", ruleset.MaxInterfacePrefix
 	default:
-		return i, fmt.Errorf("--detect-local-mode: %q: want %s, %s, %s or %s", o.detectLocalMode, detectClusterCIDR, detectNodeCIDR, detectBridgeInterface, detectInterfacePrefix)
+		return i, fmt.Errorf("--detect-local-mode: %q: want %s, %s, %s or %s", o.detectLocalMode, detectClusterCIDR,
+			detectNodeCIDR, detectBridgeInterface, detectInterfacePrefix)
 	}
 	if n := len(i.Name); n == 0 || n > most {
 		return i, fmt.Errorf("%s: %q: want 1 to %d bytes for --detect-local-mode=%s", flag, i.Name, most, o.detectLocalMode)
@@ -199,7 +208,8 @@ func nodeName(override string) (string, error) {
 	case name == "":
 		return "", fmt.Errorf("%s: empty node name", what)
 	case strings.ContainsAny(name, "${}%()"):
-		return "", fmt.Errorf("%s: %q is a variable that nothing has replaced: in a pod's args it is written $(NODE_NAME), and needs an env with that name in the same container; elsewhere a shell has to replace it", what, override)
+		return "", fmt.Errorf("%s: %q is a variable that nothing has replaced: in a pod's args it is written $(NODE_NAME), "+
+			"and needs an env with that name in the same container; elsewhere a shell has to replace it", what, override)
 	}
 	if override == "" {
 		what = "the host's name, for want of --hostname-override"
@@ -247,14 +257,35 @@ type claimOptions struct {
 }
 
 func (o *claimOptions) addFlags(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "feature gates of kube-proxy, as NAME=true or NAME=false; with "+kubeproxyconfig.GateExternalIPs+"=false, run ignores spec.externalIPs and writes an event for each Service that has some; the other gates have no effect")
-	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without the label")
-	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how new connections to a Service get their endpoints: random; client, by a hash of the client's address, so that a client stays at one endpoint; flow, by one of its address and port. The annotation nftproxy.io/balance of a Service goes first, and a Service with session affinity keeps that. In a configuration file with mode: ipvs, ipvs.scheduler sh and dh stand for client, and mh for flow")
-	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first. With weights and hashes a quarter of it")
-	f.IntVar(&o.maxAllElements, ownPrefix+"max-elements", service.DefaultMaxAllElements, fmt.Sprintf("maximum number of elements of all Services together beyond %d of each, and once more of those that weights and hashes add; at most a quarter of it in one namespace. Older Services go first; the others are served without weights and hashes, and with %d elements if they need more", service.UncountedElements, service.UncountedElements))
-	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and at most a quarter of it in one namespace; the oldest Services get it, run serves the others without it")
-	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists, "maximum number of different lists of source ranges on this node, and at most a quarter of it in one namespace; those of the oldest Services count, and where those of the others apply, no client is let in")
-	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that no node port gets, and on the node's addresses no externalIP or load balancer's address, besides the ports of the kubelet, the API server and the proxy; empty for none")
+	f.StringSliceVar(&o.featureGates, "feature-gates", nil,
+		"feature gates of kube-proxy, as NAME=true or NAME=false; with "+kubeproxyconfig.GateExternalIPs+
+			"=false, run ignores spec.externalIPs and writes an event for each Service that has some; the other gates "+
+			"have no effect")
+	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label "+
+		"service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without "+
+		"the label")
+	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how new connections to a Service get their "+
+		"endpoints: random; client, by a hash of the client's address, so that a client stays at one endpoint; flow, by "+
+		"one of its address and port. The annotation nftproxy.io/balance of a Service goes first, and a Service with "+
+		"session affinity keeps that. In a configuration file with mode: ipvs, ipvs.scheduler sh and dh stand for client, "+
+		"and mh for flow")
+	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements "+
+		"that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out "+
+		"the rest, externalIPs first. With weights and hashes a quarter of it")
+	f.IntVar(&o.maxAllElements, ownPrefix+"max-elements", service.DefaultMaxAllElements,
+		fmt.Sprintf("maximum number of elements of all Services together beyond %d of each, and once more of those that "+
+			"weights and hashes add; at most a quarter of it in one namespace. Older Services go first; the others are served "+
+			"without weights and hashes, and with %d elements if they need more", service.UncountedElements,
+			service.UncountedElements))
+	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts,
+		"maximum number of Service ports with session affinity on this node, and at most a quarter of it in one namespace; "+
+			"the oldest Services get it, run serves the others without it")
+	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists,
+		"maximum number of different lists of source ranges on this node, and at most a quarter of it in one namespace; "+
+			"those of the oldest Services count, and where those of the others apply, no client is let in")
+	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that "+
+		"no node port gets, and on the node's addresses no externalIP or load balancer's address, besides the ports of the "+
+		"kubelet, the API server and the proxy; empty for none")
 }
 
 // balanceFlag is that of the field ipvs.scheduler.
@@ -279,7 +310,8 @@ func (o *claimOptions) parse() error {
 		}
 	}
 	if problems := validation.IsValidLabelValue(o.proxyName); len(problems) > 0 {
-		return fmt.Errorf("--%sservice-proxy-name: %q is not the value of a label: %s", ownPrefix, o.proxyName, strings.Join(problems, "; "))
+		return fmt.Errorf("--%sservice-proxy-name: %q is not the value of a label: %s", ownPrefix, o.proxyName,
+			strings.Join(problems, "; "))
 	}
 	o.ports = nil
 	for _, text := range o.protectedPorts {
@@ -315,18 +347,21 @@ func (o *claimOptions) parseGates() error {
 
 // ownServers returns the addresses of the proxy's own servers, by server.
 func ownServers(metrics, health, probe string) map[string]string {
-	return map[string]string{"nftproxy's metrics": metrics, "nftproxy's health server": health, "nftproxy's probe server": probe}
+	return map[string]string{"nftproxy's metrics": metrics, "nftproxy's health server": health,
+		"nftproxy's probe server": probe}
 }
 
 // watchOptions returns the flags as a watcher's options. servers has the addresses
 // of the proxy's own servers; an empty address stands for a server that is off.
 func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
-	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAllElements: o.maxAllElements, MaxAffinityPorts: o.maxAffinityPorts, MaxSourceLists: o.maxSourceLists}
+	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements,
+		MaxAllElements: o.maxAllElements, MaxAffinityPorts: o.maxAffinityPorts, MaxSourceLists: o.maxSourceLists}
 	var asked service.Options
 	_ = asked.Set("balance", o.balance) // parse has judged it
 	w.Balance = asked.Balance
 	for _, port := range o.ports {
-		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--nftproxy-protected-node-ports=%d)", port)})
+		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port,
+			Whose: fmt.Sprintf("the node itself (--nftproxy-protected-node-ports=%d)", port)})
 	}
 	for whose, address := range servers {
 		// The server itself reports an address that it cannot listen on.

@@ -57,7 +57,8 @@ func unknownCommand(cmd *cobra.Command, args []string, err error) error {
 // flagValues has the words that flags take, whichever command has them.
 func flagValues() map[string][]string {
 	return map[string][]string{
-		"await": {takeover.NameOurs, takeover.NameTheirs}, "protocol": {"tcp", "udp", "sctp"}, cleanEstablishedFlag: {"tcp", "sctp"},
+		"await": {takeover.NameOurs, takeover.NameTheirs}, "protocol": {"tcp", "udp", "sctp"},
+		cleanEstablishedFlag:   {"tcp", "sctp"},
 		"detect-local-mode":    {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 		"proxy-mode":           {"iptables", "ipvs", "nftables"},
 		"nodeport-addresses":   {"primary", "all", "localhost"},
@@ -69,7 +70,8 @@ func flagValues() map[string][]string {
 	}
 }
 
-// completeFlags completes the values of the flags of a command and of those below it: fixed words, and the names in the tables.
+// completeFlags completes the values of the flags of a command and of those below it: fixed words, and the names in the
+// tables.
 func completeFlags(cmd *cobra.Command) {
 	complete := func(flag string, by cobra.CompletionFunc) {
 		if _, done := cmd.GetFlagCompletionFunc(flag); cmd.Flags().Lookup(flag) == nil || done {
@@ -102,7 +104,8 @@ func inTables(cmd *cobra.Command) *getOptions {
 func addOutput(cmd *cobra.Command, output *string, values ...string) {
 	last := len(values) - 1
 	cmd.Flags().StringVarP(output, "output", "o", values[0], strings.Join(values[:last], ", ")+" or "+values[last])
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values,
+		cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag is there
 	}
 }

@@ -36,9 +36,11 @@ func newPair(t *testing.T, serial int64, end time.Time) pair {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "node-1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: end, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "node-1"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore:   time.Now().Add(-48 * time.Hour), NotAfter: end, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -87,7 +89,8 @@ func secret(t *testing.T) (files health.Files, publish func(certificate, key []b
 func getTLS(ns *testnet.Namespace, url string, trust *x509.Certificate) (serial int64, code int, err error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(trust)
-	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{RootCAs: roots}}}
 	response, err := client.Get(url)
 	if err != nil {
 		return 0, 0, err
@@ -108,7 +111,8 @@ func TestTLS(t *testing.T) {
 	expired := newPair(t, 4, time.Now().Add(-time.Hour))
 	files, publish := secret(t)
 	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.7.1")),
-		"--metrics-bind-address=127.0.0.1:10249", "--healthz-bind-address=127.0.0.1:10256", "--nftproxy-probe-bind-address=127.0.0.1:10266",
+		"--metrics-bind-address=127.0.0.1:10249", "--healthz-bind-address=127.0.0.1:10256",
+		"--nftproxy-probe-bind-address=127.0.0.1:10266",
 		"--nftproxy-metrics-tls-cert-file", files.Certificate, "--nftproxy-metrics-tls-private-key-file", files.Key,
 		"--nftproxy-healthz-tls-cert-file", files.Certificate, "--nftproxy-healthz-tls-private-key-file", files.Key)
 	// awaitTwice waits for a message of both servers.
@@ -129,7 +133,8 @@ func TestTLS(t *testing.T) {
 		for _, url := range []string{metrics, healthz} {
 			serial, code, err := getTLS(ns, url, want.parsed)
 			if err != nil || code != http.StatusOK || serial != want.parsed.SerialNumber.Int64() {
-				t.Errorf("%s: %s: certificate %d, status %d, %v; want %d, 200", what, url, serial, code, err, want.parsed.SerialNumber)
+				t.Errorf("%s: %s: certificate %d, status %d, %v; want %d, 200", what, url, serial, code, err,
+					want.parsed.SerialNumber)
 			}
 		}
 	}
@@ -150,7 +155,8 @@ func TestTLS(t *testing.T) {
 	})
 	serve("the first pair", first)
 	plain := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
-	for url, want := range map[string]int{"http://127.0.0.1:10249/metrics": http.StatusBadRequest, "http://127.0.0.1:10266/livez": http.StatusOK} {
+	for url, want := range map[string]int{"http://127.0.0.1:10249/metrics": http.StatusBadRequest,
+		"http://127.0.0.1:10266/livez": http.StatusOK} {
 		response, err := plain.Get(url)
 		if err != nil {
 			t.Fatal(err)
@@ -175,7 +181,8 @@ func TestTLS(t *testing.T) {
 		t.Errorf("an expired certificate: %v", err)
 	}
 	r.end()
-	for text, want := range map[string]int{"cannot serve, trying again": 2, "cannot use a renewed certificate": 4, "the server has a certificate": 4} {
+	for text, want := range map[string]int{"cannot serve, trying again": 2, "cannot use a renewed certificate": 4,
+		"the server has a certificate": 4} {
 		if n := strings.Count(r.log.String(), text); n != want {
 			t.Errorf("%q is %d times in the log, want %d:\n%s", text, n, want, r.log.String())
 		}
@@ -201,14 +208,16 @@ func TestTLSFlags(t *testing.T) {
 		}
 	}
 	line := commandLine{"--hostname-override=node-1", "--config=config.conf"}
-	c, err := line.config([]byte(configHead + "metricsServerTLS: {enable: true, certFile: /a, keyFile: /b}\nhealthzServerTLS: {certFile: /a}\n"))
+	c, err := line.config([]byte(configHead + "metricsServerTLS: {enable: true, certFile: /a, keyFile: " +
+		"/b}\nhealthzServerTLS: {certFile: /a}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := (health.Files{Certificate: "/a", Key: "/b"}); c.MetricsTLS != want || c.HealthTLS != (health.Files{}) {
 		t.Errorf("metrics %v, health %v; want %v and none", c.MetricsTLS, c.HealthTLS, want)
 	}
-	if notes := strings.Join(c.Notes, "\n"); !strings.Contains(notes, "healthzServerTLS.certFile has no effect: healthzServerTLS.enable is not true") {
+	if notes := strings.Join(c.Notes, "\n"); !strings.Contains(notes, "healthzServerTLS.certFile has no effect: "+
+		"healthzServerTLS.enable is not true") {
 		t.Errorf("notes:\n%s", notes)
 	}
 }

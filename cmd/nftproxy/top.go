@@ -76,7 +76,8 @@ add fields; they do not change these.`,
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
 	f.StringVar(&o.service, "service", "", "only this Service, NAMESPACE/NAME")
-	f.BoolVar(&o.endpoints, "endpoints", false, "show the endpoints of the Services that are shown; -o json always has them")
+	f.BoolVar(&o.endpoints, "endpoints", false,
+		"show the endpoints of the Services that are shown; -o json always has them")
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two reads, at least 100ms")
 	f.IntVar(&o.rows, "rows", 20, "greatest number of Service ports, and of Services with refused packets")
 	addOutput(cmd, &o.output, outputText, outputJSON)
@@ -117,7 +118,8 @@ func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
-	s := traffic.NewSampler(conn, traffic.Sample{Table: o.table, Rows: o.rows, Selects: o.selects, Endpoints: o.endpoints || o.output == outputJSON})
+	s := traffic.NewSampler(conn, traffic.Sample{Table: o.table, Rows: o.rows, Selects: o.selects,
+		Endpoints: o.endpoints || o.output == outputJSON})
 	if err := s.ReadTables(); err != nil {
 		return err
 	}
@@ -200,7 +202,8 @@ func writeTopServices(b *bytes.Buffer, v *traffic.View, o *topOptions) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\tPORT\tPROTOCOL\tNEW/S\tNEW")
 	for _, s := range v.Services {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\n", printable(s.Service), printable(s.Port), s.Protocol, rateText(s.ConnectionsPerSecond), s.Connections)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\n", printable(s.Service), printable(s.Port), s.Protocol,
+			rateText(s.ConnectionsPerSecond), s.Connections)
 		if !o.endpoints {
 			continue
 		}

@@ -64,10 +64,12 @@ func TestTop(t *testing.T) {
 		}
 	}
 	clusterIPs := &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}
-	if err := ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: clusterIPs, Scope: netlink.SCOPE_LINK}); err != nil {
+	if err := ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: clusterIPs,
+		Scope: netlink.SCOPE_LINK}); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, ns, "--nftproxy-manifests", manifest(t, refusingManifest), "--hostname-override", "node-1", "--nftproxy-counters=metrics",
+	r := start(t, ns, "--nftproxy-manifests", manifest(t, refusingManifest), "--hostname-override", "node-1",
+		"--nftproxy-counters=metrics",
 		"--metrics-bind-address", "127.0.0.1:10249")
 	r.awaitSyncAndServer("127.0.0.1:10249")
 	// Nothing listens at the endpoints, so all connections are refused; those to web are counted as served.
@@ -106,7 +108,8 @@ func TestTop(t *testing.T) {
 	if len(view.Refused) != 1 || view.Refused[0].Service != "shop/empty" || view.Refused[0].Packets != 3 {
 		t.Errorf("refused: %+v", view.Refused)
 	}
-	if !view.Counters || len(view.Services) != 2 || view.Services[0].Service != "shop/web" || view.Services[0].Connections != 5 {
+	if !view.Counters || len(view.Services) != 2 || view.Services[0].Service != "shop/web" ||
+		view.Services[0].Connections != 5 {
 		t.Fatalf("services: %+v", view.Services)
 	}
 	sum := uint64(0)
@@ -117,15 +120,18 @@ func TestTop(t *testing.T) {
 		t.Errorf("endpoints of shop/web: %+v", view.Services[0].Endpoints)
 	}
 	text := top("--endpoints", "--service", "shop/web")
-	if !strings.Contains(text, "shop/web  ") || !strings.Contains(text, "10.244.0.2:8080") || strings.Contains(text, "shop/empty") {
+	if !strings.Contains(text, "shop/web  ") || !strings.Contains(text, "10.244.0.2:8080") ||
+		strings.Contains(text, "shop/empty") {
 		t.Errorf("top --endpoints --service shop/web:\n%s", text)
 	}
 	if text := top("-n", "elsewhere"); strings.Contains(text, "shop/") {
 		t.Errorf("top -n elsewhere:\n%s", text)
 	}
 	want := []string{
-		"\nnftproxy_new_connections_total 8\n", `nftproxy_service_new_connections_total{namespace="shop",port="http",protocol="tcp",service="web"} 5`,
-		`nftproxy_refused_packets_total{cause="no-endpoints",ip_family="IPv4"} 3`, `nftproxy_service_refused_packets_total{cause="no-endpoints",namespace="shop",service="empty"} 3`,
+		"\nnftproxy_new_connections_total 8\n",
+		`nftproxy_service_new_connections_total{namespace="shop",port="http",protocol="tcp",service="web"} 5`,
+		`nftproxy_refused_packets_total{cause="no-endpoints",ip_family="IPv4"} 3`,
+		`nftproxy_service_refused_packets_total{cause="no-endpoints",namespace="shop",service="empty"} 3`,
 	}
 	missing, deadline := want, time.Now().Add(time.Minute) // the daemon looks at refusals every ten seconds
 	for len(missing) > 0 && time.Now().Before(deadline) {

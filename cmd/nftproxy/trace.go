@@ -123,7 +123,8 @@ func (o *traceOptions) run(cmd *cobra.Command, flow livetrace.Flow) (shown int, 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	fmt.Fprintf(notes, "nftproxy: waiting for new connections %s, up to %s and %s\n", flow, inspect.Plural(o.packets, "packet"), o.timeout)
+	fmt.Fprintf(notes, "nftproxy: waiting for new connections %s, up to %s and %s\n", flow,
+		inspect.Plural(o.packets, "packet"), o.timeout)
 	// The parent's context ends with the signal; what was traced is still printed.
 	err = t.Run(cmd.Context(), c, tracing.Output{
 		Packet: func(p *tracing.Packet) error {

@@ -71,8 +71,10 @@ func (r *traced) end() (stdout, stderr string, code int) {
 // normalised replaces what differs from one run to the next.
 func (f *flows) normalised(s string) string {
 	s = strings.NewReplacer(
-		f.client.Addrs.V6().String(), "CLIENT6", f.client.Addrs.V4().String(), "CLIENT", f.OutsideAddrs.V4().String(), "OUTSIDE",
-		f.NodeAddrs.V4().String(), "NODE", f.NodeAddrs.V6().String(), "NODE6", f.one.Addrs.V6().String(), "ONE6", f.one.Addrs.V4().String(), "ONE",
+		f.client.Addrs.V6().String(), "CLIENT6", f.client.Addrs.V4().String(), "CLIENT", f.OutsideAddrs.V4().String(),
+		"OUTSIDE",
+		f.NodeAddrs.V4().String(), "NODE", f.NodeAddrs.V6().String(), "NODE6", f.one.Addrs.V6().String(), "ONE6",
+		f.one.Addrs.V4().String(), "ONE",
 		f.client.HostInterface, "veth-client", f.one.HostInterface, "veth-one",
 	).Replace(s)
 	s = regexp.MustCompile(`entry: [a-z0-9-]+, `).ReplaceAllString(s, "entry: STATE, ")
@@ -111,7 +113,8 @@ func TestTrace(t *testing.T) {
 			ask(t, f.client.NS, testnet.UDP, client6+":4010", "[fd00:96::a]:53", testnet.Answered)
 		}},
 		"node-port": {f.NodeAddrs.V4().String() + ":30053/udp", func(t *testing.T) {
-			ask(t, f.Outside, testnet.UDP, f.OutsideAddrs.V4().String()+":4010", f.NodeAddrs.V4().String()+":30053", testnet.Answered)
+			ask(t, f.Outside, testnet.UDP, f.OutsideAddrs.V4().String()+":4010", f.NodeAddrs.V4().String()+":30053",
+				testnet.Answered)
 		}},
 		"from-node": {"10.96.0.10:53/udp", func(t *testing.T) {
 			ask(t, f.Node, testnet.UDP, f.NodeAddrs.V4().String()+":4010", "10.96.0.10:53", testnet.Answered)
@@ -163,7 +166,8 @@ func (f *flows) traceless() {
 func TestTraceJSON(t *testing.T) {
 	f := newFlows(t)
 	f.rules(f.services(f.one, f.two))
-	r := f.trace("-o", "json", "--packets", "3", "--timeout", "2m", "--from", f.client.Addrs.V4().String(), "10.96.0.10:53/udp")
+	r := f.trace("-o", "json", "--packets", "3", "--timeout", "2m", "--from", f.client.Addrs.V4().String(),
+		"10.96.0.10:53/udp")
 	for port := range 5 {
 		f.ask(f.client.NS, fmt.Sprintf("%s:%d", f.client.Addrs.V4(), 4010+port), "10.96.0.10:53")
 		f.ask(f.client.NS, fmt.Sprintf("%s:%d", f.client.Addrs.V4(), 4010+port), "10.96.0.10:53") // no first packet
@@ -202,11 +206,14 @@ func TestTraceJSON(t *testing.T) {
 			t.Fatalf("object %d: %v:\n%s", number, err, out)
 		}
 		source := netip.AddrPortFrom(f.client.Addrs.V4(), uint16(4009+number)).String()
-		if p.Packet != number || p.Source != source || p.Destination != "10.96.0.10:53" || p.Service != "shop/cart" || p.Port != "dns" ||
-			p.Endpoint != at(f.one.Addrs.V4()).String() || p.Fate != "passed" || p.InputInterface != f.client.HostInterface || p.OutputInterface != f.one.HostInterface {
+		if p.Packet != number || p.Source != source || p.Destination != "10.96.0.10:53" || p.Service != "shop/cart" ||
+			p.Port != "dns" ||
+			p.Endpoint != at(f.one.Addrs.V4()).String() || p.Fate != "passed" || p.InputInterface != f.client.HostInterface ||
+			p.OutputInterface != f.one.HostInterface {
 			t.Errorf("packet %d: %+v", number, p)
 		}
-		if p.Entry == nil || p.Entry.ReplySource != p.Endpoint || p.Entry.ExpiresSeconds <= 0 || p.Entry.Stale != "" || len(p.Steps) < 3 {
+		if p.Entry == nil || p.Entry.ReplySource != p.Endpoint || p.Entry.ExpiresSeconds <= 0 || p.Entry.Stale != "" ||
+			len(p.Steps) < 3 {
 			t.Errorf("packet %d: %+v, %d steps", number, p.Entry, len(p.Steps))
 		}
 	}
@@ -223,7 +230,8 @@ func TestTraceOfNothing(t *testing.T) {
 	out, errs, code := r.end()
 	says := f.normalised(errs)
 	for _, want := range []string{
-		"no new connection came\n", "whose packets meet the rules no more:\n  CLIENT:4010 -> 10.96.0.10:53: replied, answered by ONE:8080, expires in TIME\n",
+		"no new connection came\n", "whose packets meet the rules no more:\n  CLIENT:4010 -> 10.96.0.10:53: replied, " +
+			"answered by ONE:8080, expires in TIME\n",
 	} {
 		if code != int(statusNoPacket) || out != "" || !strings.Contains(says, want) {
 			t.Errorf("exit code %d, %q is not in %s%s", code, want, out, says)
@@ -246,7 +254,8 @@ func TestTraceWithoutTables(t *testing.T) {
 	f.ask(f.client.NS, f.client.Addrs.V4().String()+":4010", f.one.Addrs.V4().String()+":8080")
 	out, errs, code := r.end()
 	got := f.normalised(out)
-	if want := "packet 1: udp CLIENT:4010 -> ONE:8080, in by veth-client\n  passed\n  entry: STATE, answered by ONE:8080, expires in TIME\n"; code != 0 || got != want || !strings.Contains(errs, "there is no table nftproxy") {
+	if want := "packet 1: udp CLIENT:4010 -> ONE:8080, in by veth-client\n  passed\n  entry: STATE, answered by " +
+		"ONE:8080, expires in TIME\n"; code != 0 || got != want || !strings.Contains(errs, "there is no table nftproxy") {
 		t.Errorf("exit code %d, said\n%s%s", code, got, errs)
 	}
 }
@@ -262,7 +271,8 @@ func TestTraceUsage(t *testing.T) {
 		{"--from fd00::7 10.96.0.10:80", "different families"},
 	} {
 		var out, errs bytes.Buffer
-		if code := execute(t.Context(), append([]string{"trace"}, strings.Fields(c[0])...), &out, &errs); code != 2 || !strings.Contains(errs.String(), c[1]) {
+		if code := execute(t.Context(), append([]string{"trace"}, strings.Fields(c[0])...), &out, &errs); code != 2 ||
+			!strings.Contains(errs.String(), c[1]) {
 			t.Errorf("trace %s: exit code %d, said %s", c[0], code, errs.String())
 		}
 	}

@@ -113,7 +113,8 @@ func (o *verifyOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	const manyLines = 200
 	f.IntVar(&o.limit, "limit", manyLines, "list at most so many differences; all are counted")
-	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1, if that is one and no flag of run is given)")
+	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1, if that is one "+
+		"and no flag of run is given)")
 }
 
 // config is what the rules in the kernel should be by.
@@ -177,7 +178,8 @@ func (o *verifyOptions) flagsOfRun(f *pflag.FlagSet) (commandLine, error) {
 		return like, nil
 	}
 	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
-		return nil, errors.New("no Services to compare with: give the flags of run, such as --kubeconfig or --nftproxy-manifests")
+		return nil, errors.New("no Services to compare with: give the flags of run, such as --kubeconfig or " +
+			"--nftproxy-manifests")
 	}
 	return given, nil
 }

@@ -70,7 +70,8 @@ func (v *verified) want(what string, code int, lines ...string) string {
 // proxy's back. It changes nothing.
 func TestVerify(t *testing.T) {
 	v := newVerified(t, manifest(t, webManifest("", "10.244.0.1", "10.244.0.2", "fd00:244::1")))
-	if _, errs, code := v.verify(v.flags...); code != int(statusDifferent) || !strings.Contains(errs, "1 service, from the manifests") {
+	if _, errs, code := v.verify(v.flags...); code != int(statusDifferent) ||
+		!strings.Contains(errs, "1 service, from the manifests") {
 		t.Errorf("without tables: exit code %d, said %s", code, errs)
 	}
 	v.want("without tables", 1, "of no single Service",
@@ -149,7 +150,8 @@ func (v *verified) bounded() {
 	v.Helper()
 	flags := append(slices.Clone(v.flags), "--hostname-override", "node-1")
 	out, _, code := v.verify(append(flags, "--limit", "1")...)
-	if code != 1 || strings.Count(out, "  extra ")+strings.Count(out, "  missing ")+strings.Count(out, "  changed ") != 1 || !strings.Contains(out, "... and 4 more\n") {
+	if code != 1 || strings.Count(out, "  extra ")+strings.Count(out, "  missing ")+strings.Count(out,
+		"  changed ") != 1 || !strings.Contains(out, "... and 4 more\n") {
 		v.Errorf("with --limit 1: exit code %d, said\n%s", code, out)
 	}
 	var fromJSON, fromYAML verify.Report
@@ -164,13 +166,15 @@ func (v *verified) bounded() {
 	if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
 		v.Errorf("JSON and YAML differ:\n%s", diff)
 	}
-	want := verify.Report{Source: "manifests", Services: 1, Missing: 1, Extra: 3, Changed: 1, Idle: []string{"ip chain idle"}}
+	want := verify.Report{Source: "manifests", Services: 1, Missing: 1, Extra: 3, Changed: 1,
+		Idle: []string{"ip chain idle"}}
 	got := fromJSON
 	got.Differences, got.Notes = nil, nil
 	if diff := cmp.Diff(want, got); diff != "" {
 		v.Errorf("JSON (-want +got):\n%s", diff)
 	}
-	first := verify.Difference{Family: "ip", Kind: verify.Rule, Name: "prerouting", Is: verify.Extra, Have: "ip saddr 192.0.2.1/32 accept"}
+	first := verify.Difference{Family: "ip", Kind: verify.Rule, Name: "prerouting", Is: verify.Extra,
+		Have: "ip saddr 192.0.2.1/32 accept"}
 	if len(fromJSON.Differences) != 5 || fromJSON.Differences[0] != first {
 		v.Errorf("differences: %+v", fromJSON.Differences)
 	}
@@ -181,7 +185,8 @@ func (v *verified) bounded() {
 func sortedLines(listing string) []string {
 	words := strings.FieldsFunc(listing, func(r rune) bool { return r == '\n' || r == ',' })
 	for i := range words {
-		words[i] = strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(words[i]), "elements = {")), "}"))
+		words[i] = strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(words[i]),
+			"elements = {")), "}"))
 	}
 	slices.Sort(words)
 	return words
@@ -208,7 +213,8 @@ func TestVerifyInFlight(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if looks != 1 || !report.Same || report.InFlight != 2 || !strings.Contains(fmt.Sprint(report.Notes), "on their way to the kernel") {
+	if looks != 1 || !report.Same || report.InFlight != 2 || !strings.Contains(fmt.Sprint(report.Notes),
+		"on their way to the kernel") {
 		t.Errorf("after %d further looks: %+v", looks, report)
 	}
 }
@@ -233,7 +239,8 @@ func TestVerifyCannotTell(t *testing.T) {
 		{append(v.flags, "--limit", "-1"), "--limit: -1 is negative"},
 		{append(v.flags, "--masquerade-bit"), "unknown flag"},
 	} {
-		if out, errs, code := v.verify(c.args...); code != int(statusUnknown) || out != "" || !strings.Contains(errs, c.says) {
+		if out, errs, code := v.verify(c.args...); code != int(statusUnknown) || out != "" ||
+			!strings.Contains(errs, c.says) {
 			t.Errorf("verify %q: exit code %d, said\n%s%s", c.args, code, out, errs)
 		}
 	}
@@ -270,7 +277,8 @@ func TestFlowsByTable(t *testing.T) {
 			}
 			for _, r := range kernel.Outcomes(p, local) {
 				f := conntrack.Flow{
-					Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}, Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},
+					Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst},
+					Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},
 				}
 				switch r.Fate {
 				case nft.DNATed:
@@ -283,7 +291,8 @@ func TestFlowsByTable(t *testing.T) {
 				}
 				for name, index := range map[string]*conntrack.Index{"objects": objects, "table": table} {
 					if reason, stale := index.Stale(f); stale {
-						t.Fatalf("seed %d: %v is as the rules make it (%v), but stale by the %s: %s\n%s", seed, f, r, name, reason, snapshot)
+						t.Fatalf("seed %d: %v is as the rules make it (%v), but stale by the %s: %s\n%s", seed, f, r, name, reason,
+							snapshot)
 					}
 				}
 				seen[string(r.Fate)]++
@@ -306,7 +315,8 @@ func TestFlowsByTable(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"dnat", "untouched", "endpoint gone", "cut", "service address", "node port", "unallocated address", "source not in the ranges", "traffic policy"} {
+	for _, what := range []string{"dnat", "untouched", "endpoint gone", "cut", "service address", "node port",
+		"unallocated address", "source not in the ranges", "traffic policy"} {
 		if seen[what] == 0 {
 			t.Errorf("nothing was %q: %v", what, seen)
 		}
@@ -324,7 +334,8 @@ func ownerOf(x *conntrack.Index, f conntrack.Flow) string {
 // anyFlow returns a flow that some rules may have made.
 func anyFlow(rng *rand.Rand, p nft.Packet, services []*service.Service) conntrack.Flow {
 	f := conntrack.Flow{
-		Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}, Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},
+		Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst},
+		Reply:  conntrack.Tuple{Src: p.Dst, Dst: p.Src},
 		Status: []conntrack.Status{0, conntrack.SeenReply, conntrack.SeenReply | conntrack.Assured}[rng.IntN(3)],
 	}
 	if rng.IntN(3) == 0 || len(services) == 0 {

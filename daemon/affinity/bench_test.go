@@ -45,7 +45,8 @@ func staleWindow(b *testing.B, clients int) {
 			client := netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)})
 			key := nft.AppendAddr(nil, client)
 			data := nft.AppendPort(nft.AppendAddr(nil, benchEndpoint(i%10)), 8080)
-			entries = append(entries, nft.OwnedElement{Element: nft.Element{Set: set.Name, Key: nft.Value(key), Data: nft.Value(data)}})
+			entries = append(entries, nft.OwnedElement{Element: nft.Element{Set: set.Name, Key: nft.Value(key),
+				Data: nft.Value(data)}})
 		}
 		must(conn.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: all.IPv4.ID(), Set: set, Elements: entries}}}))
 	}
@@ -97,6 +98,7 @@ func benchProgram(endpoints int) *nft.Program {
 	}
 	p := service.Port{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}
 	b := service.NewBuilder(service.Node{Name: "node"})
-	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{benchClusterIP()}, AffinityTimeout: 3600e9, Ports: []service.Port{p}})
+	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{benchClusterIP()}, AffinityTimeout: 3600e9,
+		Ports: []service.Port{p}})
 	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot())
 }

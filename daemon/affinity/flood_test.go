@@ -84,7 +84,8 @@ func (n *neighbours) sync(services ...string) {
 			ClusterIPs: []netip.Addr{addressOf(ip.V4, byte(i+1)).Addr(), addressOf(ip.V6, byte(i+1)).Addr()},
 		})
 	}
-	n.program = ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: n.ClusterCIDRs}}, b.Snapshot())
+	n.program = ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable,
+		Settings: service.Settings{ClusterCIDRs: n.ClusterCIDRs}}, b.Snapshot())
 	batch, next := n.state.Plan(n.program, time.Now())
 	n.must(n.conn.Apply(batch))
 	n.state = next
@@ -103,7 +104,8 @@ func (n *neighbours) ask(from string, to netip.AddrPort) string {
 
 // remembered returns the map and the element with which the Service remembers the
 // endpoint for the pod.
-func (n *neighbours) remembered(f nft.Family, by service.Name, pod, endpoint string) (m ruleset.AffinityMap, e kernel.Entry, found bool) {
+func (n *neighbours) remembered(f nft.Family, by service.Name, pod,
+	endpoint string) (m ruleset.AffinityMap, e kernel.Entry, found bool) {
 	n.t.Helper()
 	of := func(name string) netip.Addr {
 		if f == nft.IPv6 {
@@ -118,7 +120,8 @@ func (n *neighbours) remembered(f nft.Family, by service.Name, pod, endpoint str
 		entries, err := n.conn.Learned(m.Table, m.Set)
 		n.must(err)
 		for _, e := range entries {
-			if strings.HasPrefix(string(e.Key), string(of(pod).AsSlice())) && strings.HasPrefix(string(e.Data), string(of(endpoint).AsSlice())) {
+			if strings.HasPrefix(string(e.Key), string(of(pod).AsSlice())) && strings.HasPrefix(string(e.Data),
+				string(of(endpoint).AsSlice())) {
 				return m, e, true
 			}
 		}
@@ -164,7 +167,8 @@ type counting struct {
 	clients atomic.Int64
 }
 
-func (c *counting) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int, err error) {
+func (c *counting) Sweep(ctx context.Context, table nft.TableID, set *nft.Set,
+	keep func(key, data nft.Value) bool) (left, swept int, err error) {
 	return c.Conn.Sweep(ctx, table, set, func(key, data nft.Value) bool {
 		c.clients.Add(1)
 		return keep(key, data)

@@ -82,7 +82,8 @@ func TestHotServices(t *testing.T) {
 				emptied++
 			}
 		}
-		t.Logf("%v of %v spent, maps emptied %d times; longest wait %v, of the small map %v", busy, total, emptied, worst, worstSmall)
+		t.Logf("%v of %v spent, maps emptied %d times; longest wait %v, of the small map %v", busy, total, emptied, worst,
+			worstSmall)
 		if most := total/longRest + burst + (hot+1)*dump; busy > most || emptied == 0 {
 			t.Errorf("%v spent, want %v at most; maps emptied %d times", busy, most, emptied)
 		}

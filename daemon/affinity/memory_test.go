@@ -29,8 +29,9 @@ func compiled(endpoints ...int) *nft.Program {
 		p.Endpoints = service.MergeEndpoints(list)
 		b.Set(&service.Service{
 			Name: service.NewName("default", fmt.Sprint("web-", i)), AffinityTimeout: timeout,
-			ClusterIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("10.96.0.", i+1)), netip.MustParseAddr(fmt.Sprint("fd00:96::", i+1))},
-			Ports:      []service.Port{p},
+			ClusterIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("10.96.0.", i+1)),
+				netip.MustParseAddr(fmt.Sprint("fd00:96::", i+1))},
+			Ports: []service.Port{p},
 		})
 	}
 	return ruleset.Compile(ruleset.Config{Table: "test"}, b.Snapshot())
@@ -57,12 +58,14 @@ func compiledBy(address, onNode int) *nft.Program {
 	b.Set(&service.Service{
 		Name: "default/inside", AffinityTimeout: time.Hour,
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")},
-		Ports:      []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: endpoints(address, 0, "10.0.0.%d:80", "[fd00:1::%d]:80")}},
+		Ports: []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: endpoints(address, 0, "10.0.0.%d:80",
+			"[fd00:1::%d]:80")}},
 	})
 	b.Set(&service.Service{
 		Name: "default/outside", AffinityTimeout: time.Hour, ExternalPolicy: service.Local,
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.2"), netip.MustParseAddr("fd00:96::2")},
-		Ports:      []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: endpoints(5, onNode, "10.0.1.%d:80", "[fd00:2::%d]:80")}},
+		Ports: []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: endpoints(5, onNode,
+			"10.0.1.%d:80", "[fd00:2::%d]:80")}},
 	})
 	return ruleset.Compile(ruleset.Config{Table: "test"}, b.Snapshot())
 }
@@ -152,7 +155,8 @@ func (m *memory) Forget(table nft.TableID, set *nft.Set) error {
 	return nil
 }
 
-func (m *memory) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, gone int, err error) {
+func (m *memory) Sweep(ctx context.Context, table nft.TableID, set *nft.Set,
+	keep func(key, data nft.Value) bool) (left, gone int, err error) {
 	m.mu.Lock()
 	if m.busy {
 		panic("two sweeps at a time")

@@ -149,7 +149,8 @@ func compareNames(a, b *waitingMap) int {
 }
 
 func newQueue() *queue {
-	return &queue{maps: map[ruleset.AffinityName]*waitingMap{}, later: mapHeap{less: soonest}, ready: mapHeap{less: cheapest}}
+	return &queue{maps: map[ruleset.AffinityName]*waitingMap{}, later: mapHeap{less: soonest},
+		ready: mapHeap{less: cheapest}}
 }
 
 // Len, Less, Swap, Push and Pop are for package heap.

@@ -57,7 +57,8 @@ type Kernel interface {
 	// Sweep deletes the clients in a dynamic map for which keep returns false. It
 	// returns how many clients are left and how many it deleted. A missing map has
 	// none. An error names the map; the end of the context is an error too.
-	Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int, err error)
+	Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int,
+		err error)
 	// Forget deletes all clients in a dynamic map, at a small part of the cost of a sweep.
 	Forget(table nft.TableID, set *nft.Set) error
 }
@@ -125,7 +126,8 @@ func NewSweeper(k Kernel, cpu func() time.Duration, observe func(Run)) *Sweeper 
 		cpu = func() time.Duration { return time.Since(began) }
 	}
 	return &Sweeper{
-		kernel: k, cpu: cpu, observe: observe, wake: make(chan struct{}, 1), budget: pace.Budget{Rest: longRest, Burst: burst},
+		kernel: k, cpu: cpu, observe: observe, wake: make(chan struct{}, 1), budget: pace.Budget{Rest: longRest,
+			Burst: burst},
 		queue: newQueue(), failing: map[ruleset.AffinityName]bool{}, shrunk: map[ruleset.AffinityName]bool{},
 	}
 }
@@ -259,7 +261,9 @@ func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
 	if run.Forgotten {
 		err = s.kernel.Forget(j.current.Table, j.current.Set)
 	} else {
-		run.Clients, run.Swept, err = s.kernel.Sweep(ctx, j.current.Table, j.current.Set, func(key, data nft.Value) bool { return j.keep(key, data, s.newest) })
+		run.Clients, run.Swept, err = s.kernel.Sweep(ctx, j.current.Table, j.current.Set, func(key, data nft.Value) bool {
+			return j.keep(key, data, s.newest)
+		})
 	}
 	if ctx.Err() != nil {
 		return // This end of the sweep is no failure.

@@ -110,7 +110,8 @@ func TestSweeps(t *testing.T) {
 		}
 		for i, f := range nft.Families() {
 			r := b.runs[len(b.runs)-2+i]
-			if want := (ruleset.AffinityName{Family: f, Map: clientsMap, Service: "default/web-0"}); r.Name != want || r.Clients != 2 || r.Limit != 65_535 {
+			if want := (ruleset.AffinityName{Family: f, Map: clientsMap, Service: "default/web-0"}); r.Name != want ||
+				r.Clients != 2 || r.Limit != 65_535 {
 				t.Errorf("one of the last sweeps: %+v", r)
 			}
 		}
@@ -209,7 +210,8 @@ func TestFailedMapIsSweptAgain(t *testing.T) {
 		synctest.Wait()
 		got := b.swept()
 		for at, names := range got {
-			if diff := cmp.Diff([]string{"ip affinity-default/outside/tcp/80", "ip6 affinity-default/outside/tcp/80"}, names); diff != "" {
+			if diff := cmp.Diff([]string{"ip affinity-default/outside/tcp/80", "ip6 affinity-default/outside/tcp/80"},
+				names); diff != "" {
 				t.Errorf("swept at %v (-want +got):\n%s", at, diff)
 			}
 		}
@@ -302,11 +304,13 @@ func TestFloodedServices(t *testing.T) {
 				}
 				var list []service.Endpoint
 				for e := range endpoints {
-					list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i), byte(e)}), 80), Ready: true, Serving: true})
+					list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i), byte(e)}),
+						80), Ready: true, Serving: true})
 				}
 				p := service.Port{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}
 				name := service.NewName("ns", fmt.Sprint("svc-", i))
-				build.Set(&service.Service{Name: name, AffinityTimeout: time.Hour, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})}, Ports: []service.Port{p}})
+				build.Set(&service.Service{Name: name, AffinityTimeout: time.Hour,
+					ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})}, Ports: []service.Port{p}})
 			}
 			return ruleset.Compile(ruleset.Config{Table: "test"}, build.Snapshot())
 		}

@@ -41,7 +41,8 @@ type rig struct {
 // a running sweeper.
 func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 	t.Helper()
-	r := &rig{Topology: testnet.NewForTest(t, testnet.Config{}), t: t, timeout: timeout, runs: make(chan affinity.Run, 100)}
+	r := &rig{Topology: testnet.NewForTest(t, testnet.Config{}), t: t, timeout: timeout,
+		runs: make(chan affinity.Run, 100)}
 	for _, name := range append([]string{"client"}, endpoints...) {
 		pod, err := r.AddPod(name)
 		r.must(err)

@@ -49,8 +49,8 @@ func connectOne(ctx context.Context, to netip.AddrPort) ejection.Answer {
 	return ejection.Answered
 }
 
-// inTime says what an answer tells if this process has learned it so late. One that was stopped or got no CPU time finds its
-// time over, whatever has come meanwhile.
+// inTime says what an answer tells if this process has learned it so late. One that was stopped or got no CPU time
+// finds its time over, whatever has come meanwhile.
 func inTime(a ejection.Answer, took time.Duration) ejection.Answer {
 	if a == ejection.Unanswered && took > ejection.Patience+late {
 		return ejection.Unknown
@@ -63,7 +63,8 @@ func classify(err error) ejection.Answer {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return ejection.Answered
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH),
+		errors.Is(err, syscall.ENETUNREACH):
 		return ejection.Unanswered
 	}
 	if timeout := (net.Error)(nil); errors.As(err, &timeout) && timeout.Timeout() {

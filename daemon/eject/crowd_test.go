@@ -13,8 +13,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// A tenant's hundred endpoints are silent for a minute, and cost looks, connects and steps. Another tenant's pod that dies then is
-// left out within five seconds, and all of it has kept to the budget.
+// A tenant's hundred endpoints are silent for a minute, and cost looks, connects and steps. Another tenant's pod that
+// dies then is left out within five seconds, and all of it has kept to the budget.
 func TestOthersCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -31,7 +31,8 @@ func TestOthersCrowd(t *testing.T) {
 		evil.Name = "evil/web"
 		shop := s.Services.At("shop/web").Clone()
 		shop.Ports[0].Endpoints = service.MergeEndpoints([]service.Endpoint{
-			{Addr: endpointAt(250), Node: "node-1", Ready: true, Serving: true}, {Addr: endpointAt(251), Node: "node-2", Ready: true, Serving: true},
+			{Addr: endpointAt(250), Node: "node-1", Ready: true, Serving: true}, {Addr: endpointAt(251), Node: "node-2",
+				Ready: true, Serving: true},
 		})
 		s.Services = s.Services.Set(evil.Name, evil).Set(shop.Name, shop)
 		connections := &table{cpu: 10 * time.Millisecond, to: crowd}

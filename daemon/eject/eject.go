@@ -1,9 +1,9 @@
 // Package eject finds the endpoints that do not answer this node, and says which of them to leave out: it looks for
 // connections without an answer, asks endpoints, nodes and the API server, and lets model/ejection decide.
 //
-// It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services and to
-// two ports of nodes, and sends no byte over them. All of its work has a budget of CPU time: a large table of connections
-// makes looks rarer, not more expensive.
+// It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services
+// and to two ports of nodes, and sends no byte over them. All of its work has a budget of CPU time: a large table of
+// connections makes looks rarer, not more expensive.
 package eject
 
 import (
@@ -28,8 +28,8 @@ type Config struct {
 	Table interface {
 		Unanswered(ctx context.Context, yield func(conntrack.Flow) error) (cpu time.Duration, err error)
 	}
-	// Repeats counts the first packets that clients repeat, since they have no answer: then a look is worth it. Without (nil)
-	// there are more looks at rest.
+	// Repeats counts the first packets that clients repeat, since they have no answer: then a look is worth it. Without
+	// (nil) there are more looks at rest.
 	Repeats func() (uint64, error)
 	// Lookup asks the API server for a Node; nil if there is no API server.
 	Lookup func(ctx context.Context, node string) (ejection.Facts, error)
@@ -39,7 +39,8 @@ type Config struct {
 	Set func(service.Ejections)
 	// Observe is called after each look, and after each step while something is suspected. It must not wait.
 	Observe func(Report)
-	// Connect tries to connect to addresses for ejection.Patience, and says whether one has answered; nil stands for the network.
+	// Connect tries to connect to addresses for ejection.Patience, and says whether one has answered; nil stands for the
+	// network.
 	Connect func(context.Context, []netip.AddrPort) ejection.Answer
 }
 
@@ -56,24 +57,25 @@ type Report struct {
 	CPU time.Duration
 }
 
-// The shares of a core, as the time for each unit of CPU time: of looks while nothing is unanswered, and of all that the Ejector
-// does in the long run. burst is what may be spent beyond, so that a second look follows the first one that finds something
-// within a second, and debt what other work may leave for a look to wait for.
+// The shares of a core, as the time for each unit of CPU time: of looks while nothing is unanswered, and of all that
+// the Ejector does in the long run. burst is what may be spent beyond, so that a second look follows the first one that
+// finds something within a second, and debt what other work may leave for a look to wait for.
 const (
 	restIdle, rest = 500, 100
 	burst, debt    = 300 * time.Millisecond, 20 * time.Millisecond
 	// every is the least time from one look to the next, unless repeated packets follow one that finds nothing.
 	every = time.Second
-	// idleMost is the longest time from one look to the next while nothing is unanswered. It is the time if no Service has the mode
-	// on, and if repeats are counted: their counter is read each listen then, and says when a look is worth it earlier.
+	// idleMost is the longest time from one look to the next while nothing is unanswered. It is the time if no Service has
+	// the mode on, and if repeats are counted: their counter is read each listen then, and says when a look is worth it
+	// earlier.
 	idleMost = 30 * time.Second
 	listen   = 200 * time.Millisecond
 	// retry is the time to the next look after one that failed.
 	retry = 30 * time.Second
 	// mostFlows bounds the connections that one look takes in, and mostOfOne those to one endpoint: nobody hides others.
 	mostFlows, mostOfOne = 8192, 32
-	// soon is the least time from one step to the next: answers come many at a time. Beyond the budget it is every: answers get
-	// old, so steps do not wait for longer, and looks do.
+	// soon is the least time from one step to the next: answers come many at a time. Beyond the budget it is every:
+	// answers get old, so steps do not wait for longer, and looks do.
 	soon = 20 * time.Millisecond
 	// askCost is the CPU time that a connect takes (BenchmarkConnect), or a question to the API server.
 	askCost = 100 * time.Microsecond
@@ -117,7 +119,8 @@ func New(c Config) *Ejector {
 	}
 	return &Ejector{
 		config: c, machine: ejection.New(c.Mode.Of, c.Lookup != nil, rand.Float64), notified: make(chan struct{}, 1),
-		answers: make(chan answered, 64), budget: pace.Budget{Rest: rest, Burst: burst, Debt: debt}, cpu: conntrack.ThreadTime,
+		answers: make(chan answered, 64), budget: pace.Budget{Rest: rest, Burst: burst, Debt: debt},
+		cpu: conntrack.ThreadTime,
 	}
 }
 
@@ -292,8 +295,8 @@ func (e *Ejector) asked(s *service.Snapshot, mode ejection.Mode) bool {
 	return false
 }
 
-// lookAt reads the connections without an answer, and decides when the next look is due. What is only reported can wait for
-// idleMost.
+// lookAt reads the connections without an answer, and decides when the next look is due. What is only reported can wait
+// for idleMost.
 func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot, report *Report) {
 	if e.machine.Idle() && !e.asked(s, ejection.Report) {
 		e.look = time.Now().Add(every)

@@ -132,8 +132,9 @@ func TestEjector(t *testing.T) {
 	})
 }
 
-// A repeated packet brings the next look forward, so that an endpoint is left out 1.3 s after it. Looks come no more often than
-// the budget allows, whatever is repeated, and at rest they come rarely. Without the counter they come as often as before.
+// A repeated packet brings the next look forward, so that an endpoint is left out 1.3 s after it. Looks come no more
+// often than the budget allows, whatever is repeated, and at rest they come rarely. Without the counter they come as
+// often as before.
 func TestRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -215,7 +216,8 @@ func TestRepeats(t *testing.T) {
 	})
 }
 
-// Looks and the node's own connects keep to 1 % of a core together, also while a hundred endpoints are dead and left out.
+// Looks and the node's own connects keep to 1 % of a core together, also while a hundred endpoints are dead and left
+// out.
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -258,7 +260,8 @@ func TestBudget(t *testing.T) {
 		spent := time.Duration(looks)*connections.cpu + time.Duration(connects.Load())*askCost
 		// A look may begin while the budget has something left, and all that it leads to be begun.
 		if most := seconds*time.Second/rest + burst + debt + connections.cpu + 128*askCost; spent > most {
-			t.Errorf("%d looks and %d connects: %v of CPU time in %d s, want at most %v", looks, connects.Load(), spent, seconds, most)
+			t.Errorf("%d looks and %d connects: %v of CPU time in %d s, want at most %v", looks, connects.Load(), spent, seconds,
+				most)
 		}
 		if left != len(dead) {
 			t.Errorf("%d left out, want %d", left, len(dead))
@@ -353,8 +356,9 @@ func TestOff(t *testing.T) {
 // What connect's errors say: a refusal is an answer, and a failure of this node's own says nothing.
 func TestClassify(t *testing.T) {
 	for err, want := range map[error]ejection.Answer{
-		syscall.ECONNREFUSED: ejection.Answered, syscall.ECONNRESET: ejection.Answered, context.DeadlineExceeded: ejection.Unanswered,
-		syscall.EHOSTUNREACH: ejection.Unanswered, syscall.ENETUNREACH: ejection.Unanswered,
+		syscall.ECONNREFUSED: ejection.Answered, syscall.ECONNRESET: ejection.Answered,
+		context.DeadlineExceeded: ejection.Unanswered,
+		syscall.EHOSTUNREACH:     ejection.Unanswered, syscall.ENETUNREACH: ejection.Unanswered,
 		syscall.EMFILE: ejection.Unknown, syscall.EPERM: ejection.Unknown, errors.New("other"): ejection.Unknown,
 	} {
 		if got := classify(fmt.Errorf("connect: %w", err)); got != want {
@@ -370,8 +374,10 @@ func TestInTime(t *testing.T) {
 		took   time.Duration
 		want   ejection.Answer
 	}{
-		{ejection.Unanswered, ejection.Patience, ejection.Unanswered}, {ejection.Unanswered, ejection.Patience + late, ejection.Unanswered},
-		{ejection.Unanswered, 3 * ejection.Patience, ejection.Unknown}, {ejection.Answered, 3 * ejection.Patience, ejection.Answered},
+		{ejection.Unanswered, ejection.Patience, ejection.Unanswered}, {ejection.Unanswered, ejection.Patience + late,
+			ejection.Unanswered},
+		{ejection.Unanswered, 3 * ejection.Patience, ejection.Unknown}, {ejection.Answered, 3 * ejection.Patience,
+			ejection.Answered},
 	} {
 		if got := inTime(c.answer, c.took); got != c.want {
 			t.Errorf("%v after %v: %v, want %v", c.answer, c.took, got, c.want)
@@ -379,11 +385,13 @@ func TestInTime(t *testing.T) {
 	}
 }
 
-// Thousands of connections without an answer to one endpoint come first in the table. They do not hide those to another.
+// Thousands of connections without an answer to one endpoint come first in the table. They do not hide those to
+// another.
 func TestHidden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		connections := &table{cpu: time.Millisecond, to: append(slices.Repeat([]netip.AddrPort{endpointAt(2)}, 2*mostFlows), endpointAt(1))}
+		connections := &table{cpu: time.Millisecond, to: append(slices.Repeat([]netip.AddrPort{endpointAt(2)}, 2*mostFlows),
+			endpointAt(1))}
 		left := false
 		e := newEjector(Config{
 			Table: connections, Mode: ejection.On, Observe: func(Report) {},

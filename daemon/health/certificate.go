@@ -22,8 +22,9 @@ var errNoCertificate = errors.New("no certificate for TLS yet")
 // Files are paths of a certificate, with those that it is signed by, and of its key. A server without has no TLS.
 type Files struct{ Certificate, Key string }
 
-// Certificate is what a Server proves its name by, from two files in PEM. The server never serves without one. Files that
-// cannot be used, or do not belong together, leave the certificate from before in force. It is safe for concurrent use.
+// Certificate is what a Server proves its name by, from two files in PEM. The server never serves without one. Files
+// that cannot be used, or do not belong together, leave the certificate from before in force. It is safe for concurrent
+// use.
 type Certificate struct {
 	name    string
 	files   Files
@@ -53,7 +54,8 @@ func (c *Certificate) Load() {
 	if err != nil {
 		before := c.err
 		if c.err, c.texts = err, texts; c.current.Load() != nil && (before == nil || before.Error() != err.Error()) {
-			c.log.Warn("cannot use a renewed certificate; the one from before stays in force", "server", c.name, "expires", c.current.Load().Leaf.NotAfter, "err", err)
+			c.log.Warn("cannot use a renewed certificate; the one from before stays in force", "server", c.name, "expires",
+				c.current.Load().Leaf.NotAfter, "err", err)
 		}
 		return
 	}
@@ -117,5 +119,7 @@ func (c *Certificate) missing() error {
 
 // config is that of a server.
 func (c *Certificate) config() *tls.Config {
-	return &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current.Load(), nil }}
+	return &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return c.current.Load(), nil
+	}}
 }

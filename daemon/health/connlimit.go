@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// LimitConnections returns a listener that accepts what all bounds admit. A connection beyond a bound closes another one: of
-// the client that has most, the one that waits longest for a request, or else that had its last request longest
+// LimitConnections returns a listener that accepts what all bounds admit. A connection beyond a bound closes another
+// one: of the client that has most, the one that waits longest for a request, or else that had its last request longest
 // ago. A client that has most itself, or as many as it may, loses one of its own that waits for a request. If none
 // does, the new connection is closed.
 //

@@ -137,7 +137,9 @@ func MetricsHandler(p Pages) (mux *http.ServeMux, paths []string) {
 		}),
 		"/healthz":      http.HandlerFunc(ping),
 		"/healthz/ping": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok") }),
-		"/proxyMode":    http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "nftables") }),
+		"/proxyMode": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			plain(w, http.StatusOK, "nftables")
+		}),
 	} {
 		mux.Handle(path, handler)
 		paths = append(paths, path)

@@ -55,7 +55,8 @@ func synced() proxy.Sync { return proxy.Sync{Since: time.Now(), Start: time.Now(
 // failed is a sync with an error and a Service of each family.
 func failed(since time.Time, err error) proxy.Sync {
 	b := service.NewBuilder(gen.PlainNode())
-	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}})
+	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"),
+		netip.MustParseAddr("fd00:96::1")}})
 	return proxy.Sync{Snapshot: b.Snapshot(), Since: since, Start: time.Now(), Err: err}
 }
 
@@ -229,11 +230,15 @@ func TestBody(t *testing.T) {
 		},
 		"eligible": {
 			eligible(true), "/healthz",
-			answer{200, `{"lastUpdated":"2000-01-01T00:01:00Z","currentTime":"2000-01-01T00:01:00Z","nodeEligible":true,"healthy":true,` + families},
+			answer{200,
+				`{"lastUpdated":"2000-01-01T00:01:00Z","currentTime":"2000-01-01T00:01:00Z","nodeEligible":true,"healthy":true,` +
+					families},
 		},
 		"not eligible": {
 			eligible(false), "/healthz",
-			answer{503, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:01:00Z","nodeEligible":false,"healthy":true,` + families},
+			answer{503,
+				`{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:01:00Z","nodeEligible":false,"healthy":true,` +
+					families},
 		},
 		"not eligible, but alive": {
 			eligible(false), "/livez",
@@ -275,7 +280,9 @@ func TestHeaders(t *testing.T) {
 
 func TestAnswered(t *testing.T) {
 	var got []answer
-	h := health.New(health.Config{Answered: func(path string, code int) { got = append(got, answer{code, path}) }}).Handler()
+	h := health.New(health.Config{Answered: func(path string, code int) {
+		got = append(got, answer{code, path})
+	}}).Handler()
 	for _, path := range []string{"/healthz", "/livez", "/readyz", "/other"} {
 		get(h, path)
 	}
@@ -302,7 +309,8 @@ func TestMetricsHandler(t *testing.T) {
 		},
 	})
 	slices.Sort(paths)
-	if want := []string{"/healthz", "/healthz/ping", "/metrics", "/metrics/slis", "/proxyMode"}; !slices.Equal(paths, want) {
+	if want := []string{"/healthz", "/healthz/ping", "/metrics", "/metrics/slis", "/proxyMode"}; !slices.Equal(paths,
+		want) {
 		t.Errorf("paths %v, want %v", paths, want)
 	}
 	for path, want := range map[string]answer{

@@ -31,7 +31,9 @@ func (c *crowd) Accept() (net.Conn, error) {
 
 func newCrowd(bounds ...*health.Bound) *crowd {
 	c := &crowd{next: make(chan net.Conn, 1)}
-	c.Listener = health.LimitConnections(&crowd{next: c.next}, func(a net.Addr) { c.closed = append(c.closed, a.String()) }, bounds...)
+	c.Listener = health.LimitConnections(&crowd{next: c.next}, func(a net.Addr) {
+		c.closed = append(c.closed, a.String())
+	}, bounds...)
 	return c
 }
 

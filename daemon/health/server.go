@@ -132,7 +132,8 @@ func (s *Server) open(ctx context.Context) (net.Listener, error) {
 	return s.listen(ctx, "tcp", s.addr)
 }
 
-// firstCertificate is closed when a server that failed for want of a certificate has one; nil where it failed otherwise.
+// firstCertificate is closed when a server that failed for want of a certificate has one; nil where it failed
+// otherwise.
 func (s *Server) firstCertificate(failure error) <-chan struct{} {
 	if !errors.Is(failure, errNoCertificate) {
 		return nil
@@ -180,8 +181,8 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// HTTPServer returns a server for a listener of LimitConnections, with the bounds on headers and idle connections that all
-// servers of the process have.
+// HTTPServer returns a server for a listener of LimitConnections, with the bounds on headers and idle connections that
+// all servers of the process have.
 func HTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
@@ -204,5 +205,6 @@ func Shutdown(s *http.Server) {
 
 // tooMany logs that a connection had to go. The log is bounded where many lines are alike.
 func (s *Server) tooMany(client net.Addr) {
-	s.log.Warn("closed a connection: too many are open", "server", s.name, "client", client.String(), "most", maxConnections, "most_of_a_client", maxOfClient)
+	s.log.Warn("closed a connection: too many are open", "server", s.name, "client", client.String(), "most",
+		maxConnections, "most_of_a_client", maxOfClient)
 }

@@ -71,7 +71,8 @@ func (s structured) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if asked == oldVersion {
-		w.Header().Set("Warning", `299 - "This version of the `+strings.ToLower(s.kind)+` endpoint is deprecated. Please use a newer version."`)
+		w.Header().Set("Warning", `299 - "This version of the `+strings.ToLower(s.kind)+
+			` endpoint is deprecated. Please use a newer version."`)
 	}
 	o := object{Kind: s.kind, APIVersion: group + "/" + asked, Metadata: metadata{s.component}}
 	s.fields(&o)
@@ -100,7 +101,8 @@ func (s structured) negotiate(accept string) (media, asked string, ok bool) {
 	for _, clause := range goautoneg.ParseAccept(accept) {
 		for _, media := range []string{jsonType, yamlType, textType} {
 			kind, subkind, _ := strings.Cut(media, "/")
-			if clause.Type != "*" && clause.Type != kind || clause.SubType != "*" && clause.SubType != subkind || clause.Type == "*" && clause.SubType != "*" {
+			if clause.Type != "*" && clause.Type != kind || clause.SubType != "*" && clause.SubType != subkind ||
+				clause.Type == "*" && clause.SubType != "*" {
 				continue
 			}
 			if asked, ok := s.allows(media, clause.Params); ok {
@@ -130,8 +132,9 @@ func (s structured) allows(media string, params map[string]string) (asked string
 func notAcceptable(w http.ResponseWriter) {
 	body, _ := json.Marshal(map[string]any{ // It has strings and a number only.
 		"kind": "Status", "apiVersion": "v1", "metadata": struct{}{}, "status": "Failure",
-		"message": "only the following media types are accepted: " + strings.Join([]string{jsonType, yamlType, textType}, ", "),
-		"reason":  "NotAcceptable", "code": http.StatusNotAcceptable,
+		"message": "only the following media types are accepted: " + strings.Join([]string{jsonType, yamlType, textType},
+			", "),
+		"reason": "NotAcceptable", "code": http.StatusNotAcceptable,
 	})
 	w.Header().Set("Content-Type", jsonType)
 	w.WriteHeader(http.StatusNotAcceptable)

@@ -111,7 +111,8 @@ func (c *ProcessPages) uptime() time.Duration { return max(0, time.Since(c.Start
 
 func (c *ProcessPages) statusText(paths []string) string {
 	up := int64(c.uptime().Seconds())
-	return fmt.Sprintf(heading, c.Component, "statusz") + fmt.Sprintf("\nStarted: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nPaths: %s\n",
+	return fmt.Sprintf(heading, c.Component, "statusz") + fmt.Sprintf("\nStarted: %s\nUp: %d hr %02d min %02d sec\nGo "+
+		"version: %s\nBinary version: %s\nPaths: %s\n",
 		c.Started.Format(time.UnixDate), up/3600, up/60%60, up%60, runtime.Version(), c.Version, strings.Join(paths, " "))
 }
 

@@ -49,7 +49,8 @@ func text(t *testing.T, r *http.Response) string {
 	return string(b)
 }
 
-const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"
+const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility " +
+	"guarantees and is for debugging purposes only.\n"
 
 func TestPagesAsText(t *testing.T) {
 	h := pages(false, nil)
@@ -114,10 +115,12 @@ func TestNegotiation(t *testing.T) {
 		Kind, Message, Reason string
 		Code                  int
 	}
-	if err := json.Unmarshal([]byte(text(t, request(h, "GET", "/statusz", "", "Accept", "application/json"))), &status); err != nil {
+	if err := json.Unmarshal([]byte(text(t, request(h, "GET", "/statusz", "", "Accept", "application/json"))),
+		&status); err != nil {
 		t.Fatal(err)
 	}
-	if status.Kind != "Status" || status.Reason != "NotAcceptable" || status.Code != 406 || !strings.Contains(status.Message, "application/json, application/yaml, text/plain") {
+	if status.Kind != "Status" || status.Reason != "NotAcceptable" || status.Code != 406 ||
+		!strings.Contains(status.Message, "application/json, application/yaml, text/plain") {
 		t.Errorf("%+v", status)
 	}
 }
@@ -134,7 +137,8 @@ func TestObjects(t *testing.T) {
 			if err := unmarshal([]byte(body), &got); err != nil {
 				t.Fatal(err)
 			}
-			want := map[string]any{"kind": kind, "apiVersion": "config.k8s.io/v1beta1", "metadata": map[string]any{"name": "nftproxy"}}
+			want := map[string]any{"kind": kind, "apiVersion": "config.k8s.io/v1beta1",
+				"metadata": map[string]any{"name": "nftproxy"}}
 			if kind == "Flagz" {
 				want["flags"] = map[string]any{"v": "2", "config": "/etc/x"}
 			} else {
@@ -156,7 +160,8 @@ func TestObjects(t *testing.T) {
 
 // TestDebug: the pages under /debug are off unless asked for.
 func TestDebug(t *testing.T) {
-	paths := []string{"/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/symbol", "/debug/flags/v", "/debug/flags"}
+	paths := []string{"/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/symbol", "/debug/flags/v",
+		"/debug/flags"}
 	for _, path := range paths {
 		for _, method := range []string{"GET", "PUT"} {
 			if r := request(pages(false, nil), method, path, "4"); r.StatusCode != http.StatusNotFound {
@@ -172,7 +177,8 @@ func TestDebug(t *testing.T) {
 		set = n
 		return nil
 	})
-	for path, code := range map[string]int{"/debug/pprof": 302, "/debug/pprof/": 200, "/debug/pprof/heap?debug=1": 200, "/debug/pprof/goroutine": 200} {
+	for path, code := range map[string]int{"/debug/pprof": 302, "/debug/pprof/": 200, "/debug/pprof/heap?debug=1": 200,
+		"/debug/pprof/goroutine": 200} {
 		if r := request(h, "GET", path, ""); r.StatusCode != code {
 			t.Errorf("%s: %d, want %d", path, r.StatusCode, code)
 		}
@@ -192,7 +198,8 @@ func TestDebug(t *testing.T) {
 	} {
 		r := request(h, c.method, "/debug/flags/v", c.body)
 		if got := text(t, r); r.StatusCode != c.code || got != c.want || set != c.set {
-			t.Errorf("%s %.20q: %d %q, set to %d; want %d %q, %d", c.method, c.body, r.StatusCode, got, set, c.code, c.want, c.set)
+			t.Errorf("%s %.20q: %d %q, set to %d; want %d %q, %d", c.method, c.body, r.StatusCode, got, set, c.code, c.want,
+				c.set)
 		}
 	}
 }

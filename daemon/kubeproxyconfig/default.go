@@ -32,10 +32,12 @@ func defaults() v1alpha1.KubeProxyConfiguration {
 		IPVS:     v1alpha1.KubeProxyIPVSConfiguration{SyncPeriod: seconds(30)},
 		NFTables: v1alpha1.KubeProxyNFTablesConfiguration{SyncPeriod: seconds(30), MinSyncPeriod: seconds(1)},
 		Conntrack: v1alpha1.KubeProxyConntrackConfiguration{
-			MaxPerCore: new(int32(32 * 1024)), Min: new(int32(128 * 1024)), TCPEstablishedTimeout: &day, TCPCloseWaitTimeout: &hour,
+			MaxPerCore: new(int32(32 * 1024)), Min: new(int32(128 * 1024)), TCPEstablishedTimeout: &day,
+			TCPCloseWaitTimeout: &hour,
 		},
 	}
-	c.ClientConnection.ContentType, c.ClientConnection.QPS, c.ClientConnection.Burst = "application/vnd.kubernetes.protobuf", 5, 10
+	c.ClientConnection.ContentType = "application/vnd.kubernetes.protobuf"
+	c.ClientConnection.QPS, c.ClientConnection.Burst = 5, 10
 	setDefaults(&c)
 	v1.SetRecommendedLoggingConfiguration(&c.Logging)
 	return c

@@ -62,7 +62,8 @@ nftables: {masqueradeAll: true, masqueradeBit: 7, minSyncPeriod: 18s}
 	if got := strings.Join(c.NodePortAddresses, " "); got != "10.0.0.0/8 11.0.0.0/8" {
 		t.Errorf("nodePortAddresses %q", got)
 	}
-	if _, err := kubeproxyconfig.Effective(func(string) (string, bool) { return "x", false }); err == nil || strings.Count(err.Error(), "there is no such flag") < 10 {
+	if _, err := kubeproxyconfig.Effective(func(string) (string, bool) { return "x", false }); err == nil ||
+		strings.Count(err.Error(), "there is no such flag") < 10 {
 		t.Errorf("without flags: %v", err)
 	}
 }

@@ -83,8 +83,8 @@ func (f *File) checkTLS() error {
 }
 
 // Parse reads a file in YAML or JSON. An unknown or repeated field is a mistake and
-// no error, as with kube-proxy, which then decodes leniently (loadConfig in cmd/kube-proxy/app/options.go). The error joins one error for each bad
-// field; with these the file is there too, so that its other fields can be judged.
+// no error, as with kube-proxy, which then decodes leniently (loadConfig in cmd/kube-proxy/app/options.go). The error
+// joins one error for each bad field; with these the file is there too, so that its other fields can be judged.
 func Parse(text []byte) (*File, error) {
 	f := &File{}
 	document, strictErr := yaml.YAMLToJSONStrict(text)

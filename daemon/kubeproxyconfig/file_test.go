@@ -28,7 +28,8 @@ func TestFiles(t *testing.T) {
 			fmt.Fprintf(&settings, "--%s=%s (%s)\n", s.Flag, s.Value, s.Field)
 		}
 		want := string(txtar.Format(archive))
-		archive.Files = []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())}, {Name: "notes", Data: []byte(strings.Join(append(slices.Concat(file.Mistakes, file.Notes), ""), "\n"))}}
+		archive.Files = []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())},
+			{Name: "notes", Data: []byte(strings.Join(append(slices.Concat(file.Mistakes, file.Notes), ""), "\n"))}}
 		if text := string(txtar.Format(archive)); text != want && !*update {
 			t.Errorf("the file is not what it gives (-update writes it):\n%s", text)
 		}
@@ -42,13 +43,17 @@ func TestErrors(t *testing.T) {
 		text string
 		want []string
 	}{
-		"no YAML":      {"a: [", []string{"not YAML"}},
-		"another kind": {"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeletConfiguration\n", []string{`kind: "KubeletConfiguration": want KubeProxyConfiguration`}},
-		"no version":   {"kind: KubeProxyConfiguration\n", []string{`apiVersion: "": want kubeproxy.config.k8s.io/v1alpha1`}},
-		"wrong type":   {head + "oomScoreAdj: low\n", []string{"oomScoreAdj"}},
+		"no YAML": {"a: [", []string{"not YAML"}},
+		"another kind": {"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeletConfiguration\n",
+			[]string{`kind: "KubeletConfiguration": want KubeProxyConfiguration`}},
+		"no version": {"kind: KubeProxyConfiguration\n", []string{`apiVersion: "": want kubeproxy.config.k8s.io/v1alpha1`}},
+		"wrong type": {head + "oomScoreAdj: low\n", []string{"oomScoreAdj"}},
 		"several fields": {
-			head + "mode: userspace\nbindAddress: node1\nconfigSyncPeriod: -1s\nclientConnection: {burst: -1}\nnftables: {syncPeriod: -1s}\nnodePortAddresses: [primary, \"\"]\nipvs: {minSyncPeriod: -1s}\n",
-			[]string{`mode: "userspace": want`, `bindAddress: "node1": want an IP address`, "configSyncPeriod: -1s: want", "clientConnection.burst: -1: want", "nftables.syncPeriod: -1s: want", `nodePortAddresses[1]: "": want`, "ipvs.minSyncPeriod: -1s: want"},
+			head + "mode: userspace\nbindAddress: node1\nconfigSyncPeriod: -1s\nclientConnection: {burst: -1}\nnftables: " +
+				"{syncPeriod: -1s}\nnodePortAddresses: [primary, \"\"]\nipvs: {minSyncPeriod: -1s}\n",
+			[]string{`mode: "userspace": want`, `bindAddress: "node1": want an IP address`, "configSyncPeriod: -1s: want",
+				"clientConnection.burst: -1: want", "nftables.syncPeriod: -1s: want", `nodePortAddresses[1]: "": want`,
+				"ipvs.minSyncPeriod: -1s: want"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -67,11 +72,13 @@ func TestErrors(t *testing.T) {
 
 // TestRepeatedField: a field that stands twice is a mistake, and the last one counts.
 func TestRepeatedField(t *testing.T) {
-	file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/8\nclusterCIDR: 11.0.0.0/8\n"))
+	file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: " +
+		"KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/8\nclusterCIDR: 11.0.0.0/8\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if file.Config.ClusterCIDR != "11.0.0.0/8" || len(file.Mistakes) != 1 || !strings.Contains(file.Mistakes[0], "clusterCIDR") {
+	if file.Config.ClusterCIDR != "11.0.0.0/8" || len(file.Mistakes) != 1 || !strings.Contains(file.Mistakes[0],
+		"clusterCIDR") {
 		t.Errorf("clusterCIDR %s, mistakes %q", file.Config.ClusterCIDR, file.Mistakes)
 	}
 }
@@ -102,14 +109,21 @@ func TestServers(t *testing.T) {
 // TestUnknownFields: a field that does not exist is a mistake, with the field that it may stand for.
 func TestUnknownFields(t *testing.T) {
 	for text, want := range map[string]string{
-		"nodePortAdresses: [primary]":           `unknown field "nodePortAdresses"; it is ignored: did you mean nodePortAddresses?`,
-		"nodeportaddresses: [primary]":          `unknown field "nodeportaddresses"; it is ignored: did you mean nodePortAddresses?`,
-		"nftables: {masqueradeall: true}":       `unknown field "nftables.masqueradeall"; it is ignored: did you mean nftables.masqueradeAll?`,
-		"localhostNodePorts: false":             `unknown field "localhostNodePorts"; it is ignored: did you mean iptables.localhostNodePorts?`,
-		"conntrack: {tcpBeLiberall: true}":      `unknown field "conntrack.tcpBeLiberall"; it is ignored: did you mean conntrack.tcpBeLiberal?`,
-		"metricServerTLS: {enable: true}":       `unknown field "metricServerTLS"; it is ignored: did you mean metricsServerTLS?`,
-		"udpIdleTimeout: 250ms":                 `unknown field "udpIdleTimeout"; it is ignored`,
-		"kubeconfig: /kubeconfig":               `unknown field "kubeconfig"; it is ignored: did you mean clientConnection.kubeconfig?`,
+		"nodePortAdresses: [primary]": `unknown field "nodePortAdresses"; it is ignored: did you mean ` +
+			`nodePortAddresses?`,
+		"nodeportaddresses: [primary]": `unknown field "nodeportaddresses"; it is ignored: did you mean ` +
+			`nodePortAddresses?`,
+		"nftables: {masqueradeall: true}": `unknown field "nftables.masqueradeall"; it is ignored: did you mean ` +
+			`nftables.masqueradeAll?`,
+		"localhostNodePorts: false": `unknown field "localhostNodePorts"; it is ignored: did you mean ` +
+			`iptables.localhostNodePorts?`,
+		"conntrack: {tcpBeLiberall: true}": `unknown field "conntrack.tcpBeLiberall"; it is ignored: did you mean ` +
+			`conntrack.tcpBeLiberal?`,
+		"metricServerTLS: {enable: true}": `unknown field "metricServerTLS"; it is ignored: did you mean ` +
+			`metricsServerTLS?`,
+		"udpIdleTimeout: 250ms": `unknown field "udpIdleTimeout"; it is ignored`,
+		"kubeconfig: /kubeconfig": `unknown field "kubeconfig"; it is ignored: did you mean ` +
+			`clientConnection.kubeconfig?`,
 		`{"clusterCIDR": "10.0.0.0/8", "a": 1}`: `unknown field "a"; it is ignored`,
 	} {
 		const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -26,8 +26,10 @@ func FuzzParse(f *testing.F) {
 		f.Add(archive.Files[0].Data)
 	}
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
-	f.Add([]byte(head + "mode: userspace\nbindAddress: node1\nconfigSyncPeriod: -1s\nnodePortAddresses: [primary, \"\"]\nclusterCIDR: 1\nclusterCIDR: 2\n"))
-	f.Add([]byte(head + "conntrack: {min: 1, tcpCloseWaitTimeout: 1h}\nfeatureGates: {AllowServiceExternalIPs: false}\nlogging: {vmodule: [{filePattern: x}]}\n"))
+	f.Add([]byte(head + "mode: userspace\nbindAddress: node1\nconfigSyncPeriod: -1s\nnodePortAddresses: [primary, " +
+		"\"\"]\nclusterCIDR: 1\nclusterCIDR: 2\n"))
+	f.Add([]byte(head + "conntrack: {min: 1, tcpCloseWaitTimeout: 1h}\nfeatureGates: {AllowServiceExternalIPs: " +
+		"false}\nlogging: {vmodule: [{filePattern: x}]}\n"))
 	f.Add([]byte("a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		check.Bounded(t, 64<<20+4096*uint64(len(data)), func() {

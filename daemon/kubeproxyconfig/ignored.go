@@ -30,25 +30,30 @@ func noteTo(notes *[]string) func(set bool, field, reason string) {
 func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	var notes []string
 	note := noteTo(&notes)
-	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables; the mode says what other fields mean")
+	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables; the mode "+
+		"says what other fields mean")
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
 		note(gate != GateExternalIPs, "featureGates."+gate, "nftproxy has no such gate")
 	}
 	const protobuf = "nftproxy asks for protobuf"
 	client := c.ClientConnection
 	note(client.AcceptContentTypes != "", "clientConnection.acceptContentTypes", protobuf)
-	note(client.ContentType != "" && client.ContentType != "application/vnd.kubernetes.protobuf", "clientConnection.contentType", protobuf)
+	note(client.ContentType != "" && client.ContentType != "application/vnd.kubernetes.protobuf",
+		"clientConnection.contentType", protobuf)
 	const unlimited = "nftproxy sends a handful of requests and has no limit of its own"
 	note(client.QPS != 0, "clientConnection.qps", unlimited)
 	note(client.Burst != 0, "clientConnection.burst", unlimited)
 	flush := c.Logging.FlushFrequency.Duration.Duration
 	note(flush != 0 && flush != 5*time.Second, "logging.flushFrequency", "nftproxy writes each line at once")
 	text, json := c.Logging.Options.Text, c.Logging.Options.JSON
-	note(text.SplitStream || text.InfoBufferSize.Value() != 0 || json.SplitStream || json.InfoBufferSize.Value() != 0, "logging.options", "nftproxy has one stream for its log")
+	note(text.SplitStream || text.InfoBufferSize.Value() != 0 || json.SplitStream || json.InfoBufferSize.Value() != 0,
+		"logging.options", "nftproxy has one stream for its log")
 	note(len(c.Logging.VModule) > 0, "logging.vmodule", "nftproxy has one verbosity for all of its log")
-	note(c.BindAddress != "" && c.BindAddress != "0.0.0.0" && c.BindAddress != "::", "bindAddress", "the node's primary addresses are those of its Node object")
+	note(c.BindAddress != "" && c.BindAddress != "0.0.0.0" && c.BindAddress != "::", "bindAddress",
+		"the node's primary addresses are those of its Node object")
 	note(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", "nftproxy hides no metrics")
-	note(c.ConfigSyncPeriod.Duration != 0 && c.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod", "nftproxy gets each change from its watches")
+	note(c.ConfigSyncPeriod.Duration != 0 && c.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod",
+		"nftproxy gets each change from its watches")
 	note(c.PortRange != "", "portRange", "kube-proxy ignores it too")
 	note(c.WindowsRunAsService, "windowsRunAsService", "it is for Windows")
 	note(c.Winkernel != v1alpha1.KubeProxyWinkernelConfiguration{}, "winkernel", "it is for Windows")
@@ -64,12 +69,14 @@ func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 	switch section(c) {
 	case modeNFTables:
 		note(c.NFTables.SyncPeriod.Duration != 0, "nftables.syncPeriod", events)
-		note(forSlowWrites(c.NFTables.MinSyncPeriod.Duration), "nftables.minSyncPeriod", forSlow+"; less than 1 s and more than 10 s do")
+		note(forSlowWrites(c.NFTables.MinSyncPeriod.Duration), "nftables.minSyncPeriod",
+			forSlow+"; less than 1 s and more than 10 s do")
 	case modeIPTables:
 		note(c.IPTables.SyncPeriod.Duration != 0, "iptables.syncPeriod", events)
 		note(c.IPTables.MinSyncPeriod.Duration != 0, "iptables.minSyncPeriod", otherMode)
 		local := c.IPTables.LocalhostNodePorts
-		note(local != nil && !*local && slices.ContainsFunc(c.NodePortAddresses, isLoopback), "iptables.localhostNodePorts", "nodePortAddresses names loopback addresses, so 127.0.0.1 serves node ports; leave them out there")
+		note(local != nil && !*local && slices.ContainsFunc(c.NodePortAddresses, isLoopback), "iptables.localhostNodePorts",
+			"nodePortAddresses names loopback addresses, so 127.0.0.1 serves node ports; leave them out there")
 	case modeIPVS:
 		i := c.IPVS
 		note(i.SyncPeriod.Duration != 0, "ipvs.syncPeriod", events)
@@ -89,7 +96,8 @@ func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 // raise the period there. 1 s is its default in nftables mode, which tools write into files.
 const (
 	forSlow   = "1 s to 10 s space kube-proxy's slow writes, and nftproxy's take milliseconds"
-	otherMode = "it spaces kube-proxy's slow writes of that mode, and nftproxy's take milliseconds; mode: nftables with nftables.minSyncPeriod of less than 1 s or more than 10 s sets a period here"
+	otherMode = "it spaces kube-proxy's slow writes of that mode, and nftproxy's take milliseconds; mode: nftables with " +
+		"nftables.minSyncPeriod of less than 1 s or more than 10 s sets a period here"
 )
 
 // forSlowWrites says that a period was meant for writes that take seconds.

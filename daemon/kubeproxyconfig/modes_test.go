@@ -15,13 +15,14 @@ import (
 // modes are those of kube-proxy on Linux.
 func modes() []string { return []string{"iptables", "ipvs", "nftables"} }
 
-// TestEmpty: what a file means that has a mode and nothing else, and one without a mode, which kube-proxy up to 1.39 takes
-// for iptables. test/e2e has the real kube-proxy beside it.
+// TestEmpty: what a file means that has a mode and nothing else, and one without a mode, which kube-proxy up to 1.39
+// takes for iptables. test/e2e has the real kube-proxy beside it.
 func TestEmpty(t *testing.T) {
 	const servers = "healthz-bind-address=0.0.0.0:10256 metrics-bind-address=127.0.0.1:10249"
 	const conntrack = "conntrack-udp-timeout=0s conntrack-udp-timeout-stream=0s"
 	for mode, nodePorts := range map[string]string{
-		"": "nodeport-addresses=all,127.0.0.0/8 ", "iptables": "nodeport-addresses=all,127.0.0.0/8 ", "ipvs": "nodeport-addresses=all ", "nftables": "",
+		"": "nodeport-addresses=all,127.0.0.0/8 ", "iptables": "nodeport-addresses=all,127.0.0.0/8 ",
+		"ipvs": "nodeport-addresses=all ", "nftables": "",
 	} {
 		want := servers + " " + nodePorts + conntrack
 		switch mode {
@@ -36,7 +37,8 @@ func TestEmpty(t *testing.T) {
 	}
 }
 
-// read returns the settings of a file as FLAG=VALUE, and its notes. The file has a mode and a field, whose path has dots.
+// read returns the settings of a file as FLAG=VALUE, and its notes. The file has a mode and a field, whose path has
+// dots.
 func read(t *testing.T, mode, field, value string) (settings, notes []string) {
 	t.Helper()
 	text, steps := value, strings.Split(field, ".")
@@ -63,9 +65,9 @@ func without(list, others []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(others, s) })
 }
 
-// TestFields: what each field changes in each mode, beside a file without it. A field sets a flag, or a note says that it
-// has no effect. It does neither where kube-proxy ignores it as well, in a section of another mode, and where the file
-// means the same without it.
+// TestFields: what each field changes in each mode, beside a file without it. A field sets a flag, or a note says that
+// it has no effect. It does neither where kube-proxy ignores it as well, in a section of another mode, and where the
+// file means the same without it.
 func TestFields(t *testing.T) {
 	all := func(what string) [3]string { return [3]string{what, what, what} }
 	const noted, none = "noted", ""
@@ -138,8 +140,10 @@ func TestFields(t *testing.T) {
 		{"nodePortAddresses", "[192.0.2.0/24, 127.0.0.1/32]", all("nodeport-addresses=192.0.2.0/24,127.0.0.1/32")},
 		{"nodePortAddresses", "[localhost]", all("nodeport-addresses=localhost")},
 		{"nodePortAddresses", "[all]", [3]string{none, none, "nodeport-addresses=all"}},
-		{"nodePortAddresses", "[0.0.0.0/0]", [3]string{"nodeport-addresses=0.0.0.0/0,127.0.0.0/8", "nodeport-addresses=0.0.0.0/0", "nodeport-addresses=0.0.0.0/0"}},
-		{"nodePortAddresses", `["::/0"]`, [3]string{"nodeport-addresses=::/0,0.0.0.0/0,127.0.0.0/8", "nodeport-addresses=::/0", "nodeport-addresses=::/0"}},
+		{"nodePortAddresses", "[0.0.0.0/0]", [3]string{"nodeport-addresses=0.0.0.0/0,127.0.0.0/8",
+			"nodeport-addresses=0.0.0.0/0", "nodeport-addresses=0.0.0.0/0"}},
+		{"nodePortAddresses", `["::/0"]`, [3]string{"nodeport-addresses=::/0,0.0.0.0/0,127.0.0.0/8",
+			"nodeport-addresses=::/0", "nodeport-addresses=::/0"}},
 		{"oomScoreAdj", "0", all("oom-score-adj=0")},
 		{"conntrack.maxPerCore", "0", all("conntrack-max-per-core=0")},
 		{"conntrack.min", "0", all("conntrack-min=0")},
@@ -181,7 +185,8 @@ func TestFields(t *testing.T) {
 
 // leaves are the paths of a type's fields that are no structs of fields.
 func leaves(of reflect.Type, path string) []string {
-	if of.Kind() != reflect.Struct || of.Name() == "Duration" || of.Name() == "QuantityValue" || of.Name() == "TimeOrMetaDuration" {
+	if of.Kind() != reflect.Struct || of.Name() == "Duration" || of.Name() == "QuantityValue" ||
+		of.Name() == "TimeOrMetaDuration" {
 		return []string{strings.TrimPrefix(path, ".")}
 	}
 	var list []string

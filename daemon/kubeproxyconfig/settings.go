@@ -100,10 +100,11 @@ func (f *File) Settings() []Setting {
 	return list
 }
 
-// NodePortAddresses returns the list of addresses that serve node ports and health check node ports in a mode of kube-proxy (1.37:
-// NewNodePortAddresses in pkg/proxy/util, platformApplyDefaults in cmd/kube-proxy/app/server_linux.go). An empty list means the
-// node's primary addresses in mode nftables, and all addresses in the others. With localhost, which is the default there, mode
-// iptables also serves node ports on 127.0.0.1 where the list has that address, or no address of IPv4 at all.
+// NodePortAddresses returns the list of addresses that serve node ports and health check node ports in a mode of
+// kube-proxy (1.37: NewNodePortAddresses in pkg/proxy/util, platformApplyDefaults in
+// cmd/kube-proxy/app/server_linux.go). An empty list means the node's primary addresses in mode nftables, and all
+// addresses in the others. With localhost, which is the default there, mode iptables also serves node ports on
+// 127.0.0.1 where the list has that address, or no address of IPv4 at all.
 func NodePortAddresses(mode string, list []string, localhost bool) []string {
 	if len(list) == 0 && mode != modeNFTables {
 		list = []string{"all"}

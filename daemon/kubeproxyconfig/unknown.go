@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// unknownField says of an error of strict decoding that the field is ignored, and which field it may stand for. The error quotes
-// the field's path.
+// unknownField says of an error of strict decoding that the field is ignored, and which field it may stand for. The
+// error quotes the field's path.
 func unknownField(err error, of reflect.Type) string {
 	text := err.Error() + "; it is ignored"
 	_, path, _ := strings.Cut(err.Error(), `"`)

@@ -13,8 +13,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// feedback returns a socket with a datagram in its queue, and a take for it that puts in two for each: as much as the fastest
-// sender could.
+// feedback returns a socket with a datagram in its queue, and a take for it that puts in two for each: as much as the
+// fastest sender could.
 func feedback(t *testing.T, ports *LocalPorts, fed chan<- struct{}) (socket, func([]byte, netip.AddrPort)) {
 	t.Helper()
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -84,8 +84,8 @@ func crowd(s *sessions, at address) {
 	}
 }
 
-// TestHealthPortWithoutDescriptors: a health port whose server sleeps, since the process has no descriptor for a connection,
-// does not keep others from changing.
+// TestHealthPortWithoutDescriptors: a health port whose server sleeps, since the process has no descriptor for a
+// connection, does not keep others from changing.
 func TestHealthPortWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "2001:db8::/32")

@@ -33,23 +33,25 @@ type HealthPorts struct {
 	crowd   *health.Bound // on the connections of all ports
 }
 
-// NewHealthPorts makes health ports without listeners. healthy says whether the proxy works in all families; if not, every
-// port answers 503. It must be safe for concurrent use.
+// NewHealthPorts makes health ports without listeners. healthy says whether the proxy works in all families; if not,
+// every port answers 503. It must be safe for concurrent use.
 func NewHealthPorts(c Config, healthy func() bool) *HealthPorts {
 	h := &HealthPorts{healthy: healthy, listen: listenFree, crowd: health.NewBound(maxOfAll, maxOfClientAtAll)}
 	h.listeners = newListeners(c, kind[answer]{
-		families: ip.PerFamily[follower[answer]]{newHealthIndex(c.NodePortAddresses, ip.V4), newHealthIndex(c.NodePortAddresses, ip.V6)},
-		open:     h.open,
-		opened:   "listening on a health check node port",
-		failed:   "cannot listen on a health check node port, trying again",
-		about:    func(at address, a answer) []any { return []any{"service", a.service, "address", at.at} },
+		families: ip.PerFamily[follower[answer]]{newHealthIndex(c.NodePortAddresses, ip.V4),
+			newHealthIndex(c.NodePortAddresses, ip.V6)},
+		open:   h.open,
+		opened: "listening on a health check node port",
+		failed: "cannot listen on a health check node port, trying again",
+		about:  func(at address, a answer) []any { return []any{"service", a.service, "address", at.at} },
 	})
 	return h
 }
 
 // HealthHandlers returns the handlers for a snapshot that is in force in both families, by
 // the address of the listener. The unspecified address stands for all of its family.
-func HealthHandlers(nodePorts service.NodePortAddresses, s service.Snapshot, healthy func() bool) map[netip.AddrPort]http.Handler {
+func HealthHandlers(nodePorts service.NodePortAddresses, s service.Snapshot,
+	healthy func() bool) map[netip.AddrPort]http.Handler {
 	handlers := map[netip.AddrPort]http.Handler{}
 	for _, family := range ip.Families() {
 		x := newHealthIndex(nodePorts, family)
@@ -94,7 +96,8 @@ func (h *HealthPorts) open(ctx context.Context, at address, a answer) (listener[
 	}
 	log := h.config.Log
 	l = health.LimitConnections(l, func(client net.Addr) {
-		log.Warn("closed a connection to a health check node port: too many are open", "address", at.at, "client", client.String(),
+		log.Warn("closed a connection to a health check node port: too many are open", "address", at.at, "client",
+			client.String(),
 			"most", maxHealthConnections, "most_of_a_client", maxOfClient, "most_of_all_ports", maxOfAll)
 	}, health.NewBound(maxHealthConnections, maxOfClient), h.crowd)
 	p := &healthPort{ports: h, at: at.at, healthy: h.healthy, socket: l}
@@ -106,7 +109,8 @@ func (h *HealthPorts) open(ctx context.Context, at address, a answer) (listener[
 		if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		log.Warn("a health check node port broke, trying again", "service", p.answer.Load().service, "address", p.at, "retry", retryPeriod, "err", err)
+		log.Warn("a health check node port broke, trying again", "service", p.answer.Load().service, "address", p.at, "retry",
+			retryPeriod, "err", err)
 		// Run does not wait for a port that breaks, so this may wait for Run.
 		select {
 		case h.broken <- breakdown[answer]{p, err}:
@@ -118,8 +122,8 @@ func (h *HealthPorts) open(ctx context.Context, at address, a answer) (listener[
 
 func (p *healthPort) set(a answer) { p.answer.Store(&a) }
 
-// stop gives the requests under way a moment to end. The server may sleep while the process has no descriptors, so nothing
-// waits for it.
+// stop gives the requests under way a moment to end. The server may sleep while the process has no descriptors, so
+// nothing waits for it.
 func (p *healthPort) stop() {
 	p.ports.config.Log.Debug("no longer listening on a health check node port", "address", p.at)
 	_ = p.socket.Close()

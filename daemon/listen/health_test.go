@@ -41,7 +41,8 @@ func TestHealthAnswer(t *testing.T) {
 					w := httptest.NewRecorder()
 					p.ServeHTTP(w, httptest.NewRequest(method, path, nil))
 					h := w.Header()
-					got := reply{w.Code, h.Get("Content-Type"), h.Get("X-Content-Type-Options"), h.Get("X-Load-Balancing-Endpoint-Weight"), w.Body.String()}
+					got := reply{w.Code, h.Get("Content-Type"), h.Get("X-Content-Type-Options"),
+						h.Get("X-Load-Balancing-Endpoint-Weight"), w.Body.String()}
 					if diff := cmp.Diff(c.want, got); diff != "" {
 						t.Errorf("%s %s (-want +got):\n%s", method, path, diff)
 					}

@@ -13,7 +13,8 @@ import (
 // balancer that asks now and then is answered each time. So is one of these clients at this port and at others.
 func TestHealthCrowd(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "2001:db8::/32")
-	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80"), checked("other", 30200, "10.0.0.1:80"))
+	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80"),
+		checked("other", 30200, "10.0.0.1:80"))
 	answers := func(from, to string) bool {
 		t.Helper()
 		c, err := n.ns.DialFrom(t.Context(), "tcp", from+":0", to)

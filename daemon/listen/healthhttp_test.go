@@ -65,7 +65,8 @@ func (n *node) sync(want string, node service.Node, services ...*service.Service
 // ask returns "CODE WEIGHT BODY" of an answer, or why there is none.
 func (n *node) ask(method, address string) string {
 	n.Helper()
-	request, err := http.NewRequestWithContext(n.Context(), method, "http://"+address+"/some/path", strings.NewReader("ignored"))
+	request, err := http.NewRequestWithContext(n.Context(), method, "http://"+address+"/some/path",
+		strings.NewReader("ignored"))
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -81,7 +82,8 @@ func (n *node) ask(method, address string) string {
 	if err != nil {
 		n.Error(err)
 	}
-	return fmt.Sprintf("%d %s %s", r.StatusCode, r.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body)))
+	return fmt.Sprintf("%d %s %s", r.StatusCode, r.Header.Get("X-Load-Balancing-Endpoint-Weight"),
+		strings.TrimSpace(string(body)))
 }
 
 func (n *node) wantAnswers(when string, want map[string]string) {
@@ -106,7 +108,9 @@ func (n *node) addAddrs(prefixes ...string) {
 
 // answerFor is the answer for the Service default/web.
 func answerFor(code, local int, healthy bool) string {
-	return fmt.Sprintf(`%d %d {"service":{"namespace":"default","name":"web"},"localEndpoints":%d,"serviceProxyHealthy":%t}`, code, local, local, healthy)
+	return fmt.Sprintf(
+		`%d %d {"service":{"namespace":"default","name":"web"},"localEndpoints":%d,"serviceProxyHealthy":%t}`, code, local,
+		local, healthy)
 }
 
 // TestHealthHTTP follows the changes of a Service's life: each address of both families
@@ -130,7 +134,8 @@ func TestHealthHTTP(t *testing.T) {
 	n.healthy.Store(false)
 	n.wantAnswers("when the proxy is unwell", everywhere(answerFor(503, 2, false), answerFor(503, 1, false)))
 	n.healthy.Store(true)
-	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80,terminating", "[fd00:1::1]:80,elsewhere"))
+	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80,terminating",
+		"[fd00:1::1]:80,elsewhere"))
 	n.wantAnswers("without endpoints", everywhere(answerFor(503, 0, true), answerFor(503, 0, true)))
 	n.sync("0 open, 0 failed", service.Node{})
 	n.wantAnswers("without the service", everywhere("refused", "refused"))
@@ -141,7 +146,8 @@ func TestHealthHTTP(t *testing.T) {
 func TestHealthKeptConnection(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "2001:db8::/32")
 	dials := 0
-	n.client.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+	n.client.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn,
+		error) {
 		dials++
 		return n.ns.Dial(ctx, network, address)
 	}}
@@ -176,7 +182,8 @@ func TestHealthNodeAddresses(t *testing.T) {
 		"192.0.2.1:30100": well, "[2001:db8::1]:30100": well,
 		"192.0.2.2:30100": "refused", "198.51.100.1:30100": "refused", "127.0.0.1:30100": "refused", "[::1]:30100": "refused",
 	})
-	n.sync("4 open, 0 failed", service.Node{HostAddresses: addrs("192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1")}, web)
+	n.sync("4 open, 0 failed", service.Node{HostAddresses: addrs("192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1")},
+		web)
 	n.addAddrs("192.0.2.3/32")
 	n.wantAnswers("with two more", map[string]string{
 		"192.0.2.1:30100": well, "192.0.2.2:30100": well, "192.0.2.3:30100": well, "[2001:db8::1]:30100": well,
@@ -198,8 +205,10 @@ func TestHealthPortTaken(t *testing.T) {
 	}
 	defer l.Close()
 	n.sync("3 open, 1 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80"), checked("other", 30200))
-	n.wantAnswers("beside it", map[string]string{"127.0.0.1:30100": answerFor(200, 1, true), "[::1]:30100": answerFor(503, 0, true)})
-	if got := n.ask(http.MethodGet, "[::1]:30200"); !strings.HasPrefix(got, `503 0 {"service":{"namespace":"default","name":"other"}`) {
+	n.wantAnswers("beside it", map[string]string{"127.0.0.1:30100": answerFor(200, 1, true),
+		"[::1]:30100": answerFor(503, 0, true)})
+	if got := n.ask(http.MethodGet, "[::1]:30200"); !strings.HasPrefix(got,
+		`503 0 {"service":{"namespace":"default","name":"other"}`) {
 		t.Errorf("the other family: %s", got)
 	}
 	if err := l.Close(); err != nil {
@@ -207,5 +216,6 @@ func TestHealthPortTaken(t *testing.T) {
 	}
 	// Another listener is closed, and then the address is tried again.
 	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30200, "10.0.0.1:80"))
-	n.wantAnswers("when it is free", map[string]string{"127.0.0.1:30200": answerFor(200, 1, true), "127.0.0.1:30100": "refused"})
+	n.wantAnswers("when it is free", map[string]string{"127.0.0.1:30200": answerFor(200, 1, true),
+		"127.0.0.1:30100": "refused"})
 }

@@ -80,8 +80,8 @@ func addrs(texts ...string) []netip.Addr {
 	return list
 }
 
-// healthLines are the wanted answers of the indexes, as "ADDRESS:PORT SERVICE LOCAL", with "serves" where endpoints of other
-// nodes do.
+// healthLines are the wanted answers of the indexes, as "ADDRESS:PORT SERVICE LOCAL", with "serves" where endpoints of
+// other nodes do.
 func healthLines(families ...*healthIndex) []string {
 	var list []string
 	for _, x := range families {
@@ -116,14 +116,17 @@ func TestHealthWanted(t *testing.T) {
 			want:     []string{"0.0.0.0:30100 default/web 2", "[::]:30100 default/web 1"}},
 		{name: "no health port", list: all, services: []*service.Service{checked("web", 0, "10.0.0.1:80")}},
 		{name: "only ready ones of this node", list: all,
-			services: []*service.Service{checked("web", 30100, "10.0.0.1:80,elsewhere", "10.0.0.2:80,unready", "10.0.0.3:80,terminating", "10.0.0.4:80")},
-			want:     []string{"0.0.0.0:30100 default/web 1", "[::]:30100 default/web 0"}},
+			services: []*service.Service{checked("web", 30100, "10.0.0.1:80,elsewhere", "10.0.0.2:80,unready",
+				"10.0.0.3:80,terminating", "10.0.0.4:80")},
+			want: []string{"0.0.0.0:30100 default/web 1", "[::]:30100 default/web 0"}},
 		{name: "addresses over all ports, each once", list: all,
-			services: []*service.Service{checked("web", 30100, "10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80,unready", "port", "10.0.0.1:443", "10.0.0.2:443")},
-			want:     []string{"0.0.0.0:30100 default/web 2", "[::]:30100 default/web 0"}},
+			services: []*service.Service{checked("web", 30100, "10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80,unready", "port",
+				"10.0.0.1:443", "10.0.0.2:443")},
+			want: []string{"0.0.0.0:30100 default/web 2", "[::]:30100 default/web 0"}},
 		{name: "failover to any node, in the family that has one", list: all,
-			services: []*service.Service{failingOver("web", service.FailoverCluster, "10.0.0.1:80,elsewhere", "10.0.0.2:80,unready", "[fd00:1::1]:80,terminating")},
-			want:     []string{"0.0.0.0:30100 default/web 0 serves", "[::]:30100 default/web 0"}},
+			services: []*service.Service{failingOver("web", service.FailoverCluster, "10.0.0.1:80,elsewhere",
+				"10.0.0.2:80,unready", "[fd00:1::1]:80,terminating")},
+			want: []string{"0.0.0.0:30100 default/web 0 serves", "[::]:30100 default/web 0"}},
 		{name: "failover to routing", list: all,
 			services: []*service.Service{failingOver("web", service.FailoverPass, "10.0.0.1:80,elsewhere")},
 			want:     []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
@@ -134,13 +137,15 @@ func TestHealthWanted(t *testing.T) {
 			want: []string{"0.0.0.0:30200 default/single 1"}},
 		{name: "two with one port", list: all, services: []*service.Service{younger, checked("web", 30100)},
 			want: []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
-		{name: "a node port of an older one", list: all, services: []*service.Service{younger, withNodePort(30100, service.TCP)}},
+		{name: "a node port of an older one", list: all, services: []*service.Service{younger,
+			withNodePort(30100, service.TCP)}},
 		{name: "a node port of a younger one", list: all, services: []*service.Service{younger, func() *service.Service {
 			s := withNodePort(30100, service.TCP)
 			s.Created = time.Unix(2, 0)
 			return s
 		}()}, want: []string{"0.0.0.0:30100 default/a-younger 1", "[::]:30100 default/a-younger 0"}},
-		{name: "a node port of another protocol", list: all, services: []*service.Service{younger, withNodePort(30100, service.UDP)},
+		{name: "a node port of another protocol", list: all, services: []*service.Service{younger,
+			withNodePort(30100, service.UDP)},
 			want: []string{"0.0.0.0:30100 default/a-younger 1", "[::]:30100 default/a-younger 0"}},
 		{name: "two with one port in different families", list: all, services: []*service.Service{
 			checked("web", 30200, "10.0.0.1:80", "[fd00:1::1]:80"), older(single)},
@@ -155,15 +160,20 @@ func TestHealthWanted(t *testing.T) {
 			services: []*service.Service{checked("web", 30100)},
 			want:     []string{"192.168.0.2:30100 default/web 0", "[::]:30100 default/web 0"}},
 		{name: "CIDRs", list: []string{"192.168.0.0/16", "fe80::/10", "2001:db8::/32"},
-			node:     service.Node{HostAddresses: addrs("127.0.0.1", "172.16.0.1", "192.168.0.2", "192.168.1.2", "::1", "2001:db8::2", "fe80::1")},
+			node: service.Node{HostAddresses: addrs("127.0.0.1", "172.16.0.1", "192.168.0.2", "192.168.1.2", "::1",
+				"2001:db8::2", "fe80::1")},
 			services: []*service.Service{checked("web", 30100, "10.0.0.1:80")},
-			want:     []string{"192.168.0.2:30100 default/web 1", "192.168.1.2:30100 default/web 1", "[2001:db8::2]:30100 default/web 0"}},
-		{name: "loopback beside others", list: []string{"primary", "localhost"}, node: service.Node{Addresses: addrs("192.168.0.2", "2001:db8::2")},
+			want: []string{"192.168.0.2:30100 default/web 1", "192.168.1.2:30100 default/web 1",
+				"[2001:db8::2]:30100 default/web 0"}},
+		{name: "loopback beside others", list: []string{"primary", "localhost"},
+			node:     service.Node{Addresses: addrs("192.168.0.2", "2001:db8::2")},
 			services: []*service.Service{checked("web", 30100)},
-			want: []string{"127.0.0.1:30100 default/web 0", "192.168.0.2:30100 default/web 0", "[2001:db8::2]:30100 default/web 0",
+			want: []string{"127.0.0.1:30100 default/web 0", "192.168.0.2:30100 default/web 0",
+				"[2001:db8::2]:30100 default/web 0",
 				"[::1]:30100 default/web 0"}},
-		{name: "loopback beside all", list: []string{"all", "127.0.0.0/8"}, services: []*service.Service{checked("web", 30100)},
-			want: []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
+		{name: "loopback beside all", list: []string{"all", "127.0.0.0/8"},
+			services: []*service.Service{checked("web", 30100)},
+			want:     []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
 		{name: "CIDRs that match no address", list: []string{"192.168.0.0/16", "2001:db8::/32"},
 			services: []*service.Service{checked("web", 30100)}},
 	} {
@@ -217,9 +227,10 @@ func TestHealthUpdateEqualsFresh(t *testing.T) {
 	}
 }
 
-// updateEqualsFresh: after any changes an index wants the same as a new one for the latest snapshot, and update says whether
-// it has changed. change and setNode make the changes, and the nodes, that matter to the index.
-func updateEqualsFresh[W comparable, X follower[W]](t *testing.T, seed uint64, o gen.Options, newIndex func() X, lines func(...X) []string,
+// updateEqualsFresh: after any changes an index wants the same as a new one for the latest snapshot, and update says
+// whether it has changed. change and setNode make the changes, and the nodes, that matter to the index.
+func updateEqualsFresh[W comparable, X follower[W]](t *testing.T, seed uint64, o gen.Options, newIndex func() X,
+	lines func(...X) []string,
 	change func(*rand.Rand, *gen.Change), setNode func(*rand.Rand, *service.Node)) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))

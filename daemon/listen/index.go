@@ -8,10 +8,10 @@ import (
 	"nftproxy/model/treap"
 )
 
-// index knows the Services of one family that want listeners, with a K for each, and what the wanted addresses are for, a W.
-// A snapshot may be in force in one family and not in the other, so each family has an index of its own. The cost of an
-// update grows with its difference from the last one. If that concerns any Service of the index, it also grows with their
-// number.
+// index knows the Services of one family that want listeners, with a K for each, and what the wanted addresses are for,
+// a W. A snapshot may be in force in one family and not in the other, so each family has an index of its own. The cost
+// of an update grows with its difference from the last one. If that concerns any Service of the index, it also grows
+// with their number.
 type index[K any, W comparable] struct {
 	nodePorts service.NodePortAddresses
 	family    ip.Family
@@ -24,9 +24,11 @@ type index[K any, W comparable] struct {
 	wanted   map[address]W
 }
 
-// follow takes note of a snapshot, and returns whether its changes concern any Service of the index. For each Service of the
-// family that has changed, next returns what to know of it after what was known before, and whether it belongs to the index.
-func (x *index[K, W]) follow(s service.Snapshot, refused map[string]error, next func(before K, now *service.Service) (K, bool)) bool {
+// follow takes note of a snapshot, and returns whether its changes concern any Service of the index. For each Service
+// of the family that has changed, next returns what to know of it after what was known before, and whether it belongs
+// to the index.
+func (x *index[K, W]) follow(s service.Snapshot, refused map[string]error, next func(before K, now *service.Service) (K,
+	bool)) bool {
 	concerned := x.snapshot.Node != s.Node || len(refused) > 0 || len(x.refused) > 0
 	for c := range treap.Diff(x.snapshot.Services, s.Services) {
 		before, had := x.services[c.Key]

@@ -69,13 +69,13 @@ type kind[W any] struct {
 	// opened and failed are the messages of the log, and about their attributes.
 	opened, failed string
 	about          func(address, W) []any
-	// eager says to try failed addresses again after each change of what is wanted, too. The answers of health ports change
-	// too often for that.
+	// eager says to try failed addresses again after each change of what is wanted, too. The answers of health ports
+	// change too often for that.
 	eager bool
 }
 
-// listeners has a listener on each address that Services want in a snapshot that is in force. A listener stays as long as any
-// Service wants its address.
+// listeners has a listener on each address that Services want in a snapshot that is in force. A listener stays as long
+// as any Service wants its address.
 type listeners[W any] struct {
 	config Config
 	kind   kind[W]
@@ -109,8 +109,9 @@ func newListeners[W any](c Config, k kind[W]) *listeners[W] {
 	}
 }
 
-// Notify takes note of a sync. The listeners of a family follow only a snapshot that is in force there. Notify never blocks;
-// of several syncs the latest counts. It wakes Run only if what is wanted changes: few changes of a cluster do that.
+// Notify takes note of a sync. The listeners of a family follow only a snapshot that is in force there. Notify never
+// blocks; of several syncs the latest counts. It wakes Run only if what is wanted changes: few changes of a cluster do
+// that.
 func (s *listeners[W]) Notify(latest proxy.Sync) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,8 +169,8 @@ func (s *listeners[W]) wanted() map[address]W {
 	return wanted
 }
 
-// reconcile closes the listeners that are not wanted and opens those that are missing. It tries failed addresses again if
-// retry is set, or if it closes a listener, which may have been in the way.
+// reconcile closes the listeners that are not wanted and opens those that are missing. It tries failed addresses again
+// if retry is set, or if it closes a listener, which may have been in the way.
 func (s *listeners[W]) reconcile(ctx context.Context, retry bool) {
 	wanted := s.wanted()
 	// The closing comes first: a listener on all addresses is in the way of one on a single address.

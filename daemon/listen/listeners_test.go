@@ -113,11 +113,14 @@ type bench struct {
 }
 
 func start(t *testing.T, list ...string) *bench {
-	b := &bench{T: t, net: &fakeNet{open: map[netip.AddrPort]*fakeListener{}, taken: map[netip.AddrPort]error{}, began: time.Now()}}
+	b := &bench{T: t, net: &fakeNet{open: map[netip.AddrPort]*fakeListener{}, taken: map[netip.AddrPort]error{},
+		began: time.Now()}}
 	b.HealthPorts = NewHealthPorts(Config{
 		NodePortAddresses: nodePorts(t, list...),
-		Observe:           func(open, failed int) { b.counts = append(b.counts, fmt.Sprintf("%d open, %d failed", open, failed)) },
-		Log:               slog.New(slog.NewTextHandler(&b.log, nil)),
+		Observe: func(open, failed int) {
+			b.counts = append(b.counts, fmt.Sprintf("%d open, %d failed", open, failed))
+		},
+		Log: slog.New(slog.NewTextHandler(&b.log, nil)),
 	}, func() bool { return true })
 	b.listen = b.net.listen
 	ctx, cancel := context.WithCancel(t.Context())
@@ -235,7 +238,8 @@ func TestListenersRetry(t *testing.T) {
 		synctest.Wait()
 		b.wantListening("when it is free", "0.0.0.0:30100", "0.0.0.0:30200")
 		for text, times := range map[string]int{
-			"level=WARN": 2, `err="in use"`: 1, "err=forbidden": 1, "level=INFO": 1, "service=default/bad": 3, "service=default/good": 0,
+			"level=WARN": 2, `err="in use"`: 1, "err=forbidden": 1, "level=INFO": 1, "service=default/bad": 3,
+			"service=default/good": 0,
 		} {
 			if n := strings.Count(b.log.String(), text); n != times {
 				t.Errorf("%s logged %d times, want %d:\n%s", text, n, times, b.log.String())
@@ -276,15 +280,16 @@ func TestListenersRetryWhenPortGoes(t *testing.T) {
 	})
 }
 
-// TestListenersEager: eager listeners try a failed address again after each change, and a retry still comes five seconds
-// after the failure.
+// TestListenersEager: eager listeners try a failed address again after each change, and a retry still comes five
+// seconds after the failure.
 func TestListenersEager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "2001:db8::/32")
 		b.kind.eager = true
 		b.net.take("0.0.0.0:30100", errors.New("in use"))
 		for n := range 3 {
-			b.sync(service.Node{}, checked("bad", 30100), checked("good", 30200, fmt.Sprintf("10.0.0.%d:80", n+1), "10.0.0.9:80"))
+			b.sync(service.Node{}, checked("bad", 30100), checked("good", 30200, fmt.Sprintf("10.0.0.%d:80", n+1),
+				"10.0.0.9:80"))
 			b.sync(service.Node{}, checked("bad", 30100), checked("good", 30200))
 			time.Sleep(2 * time.Second)
 		}
@@ -321,7 +326,8 @@ func TestListenersBrokenListener(t *testing.T) {
 func TestListenersFamilyNotInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "::/0")
-		one, two := checked("web", 30100, "10.0.0.1:80", "[fd00:1::1]:80"), checked("web", 30100, "10.0.0.1:80", "10.0.0.2:80")
+		one, two := checked("web", 30100, "10.0.0.1:80", "[fd00:1::1]:80"), checked("web", 30100, "10.0.0.1:80",
+			"10.0.0.2:80")
 		syncs := []struct {
 			service *service.Service
 			err     error
@@ -330,7 +336,8 @@ func TestListenersFamilyNotInForce(t *testing.T) {
 			{one, errors.New("no"), map[string]string{}},
 			{one, proxy.FamilyErrors{nft.IPv6: errors.New("no")}, map[string]string{"0.0.0.0:30100": "default/web 1"}},
 			{one, nil, map[string]string{"0.0.0.0:30100": "default/web 1", "[::]:30100": "default/web 1"}},
-			{two, proxy.FamilyErrors{nft.IPv4: errors.New("no")}, map[string]string{"0.0.0.0:30100": "default/web 1", "[::]:30100": "default/web 0"}},
+			{two, proxy.FamilyErrors{nft.IPv4: errors.New("no")}, map[string]string{"0.0.0.0:30100": "default/web 1",
+				"[::]:30100": "default/web 0"}},
 			{one, errors.New("no"), map[string]string{"0.0.0.0:30100": "default/web 1", "[::]:30100": "default/web 0"}},
 			{two, nil, map[string]string{"0.0.0.0:30100": "default/web 2", "[::]:30100": "default/web 0"}},
 		}

@@ -84,7 +84,8 @@ func (s *LocalPorts) logLeftOut() {
 	leftOut := s.indexes[0].leftOut + s.indexes[1].leftOut
 	s.mu.Unlock()
 	if leftOut > s.leftOut {
-		s.config.Log.Warn("the node ports of the youngest Services are not served on localhost: there are too many", "left_out", leftOut, "most_of_a_family", maxListeners)
+		s.config.Log.Warn("the node ports of the youngest Services are not served on localhost: there are too many",
+			"left_out", leftOut, "most_of_a_family", maxListeners)
 	}
 	s.leftOut = leftOut
 }
@@ -129,13 +130,14 @@ func (s *LocalPorts) from(at netip.AddrPort) (netip.AddrPort, error) {
 	return netip.AddrPort{}, errors.New("the node has no address to connect from")
 }
 
-// stranger says that a listener's client is not on loopback. It is this process itself, whose connection the rules should
-// have translated, or it would also have been translated.
+// stranger says that a listener's client is not on loopback. It is this process itself, whose connection the rules
+// should have translated, or it would also have been translated.
 func (s *LocalPorts) stranger(at address, client netip.AddrPort) bool {
 	if client.Addr().Unmap().IsLoopback() {
 		return false
 	}
-	s.config.Log.Warn("closed a connection to a node port on localhost that did not come from there: the rules have not translated it", "address", at.at, "client", client)
+	s.config.Log.Warn("closed a connection to a node port on localhost that did not come from there: the rules have not "+
+		"translated it", "address", at.at, "client", client)
 	return true
 }
 

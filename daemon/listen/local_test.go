@@ -16,8 +16,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestServe follows a Service's life: clients on localhost reach its endpoints by both protocols in both families without
-// route_localnet, endpoints come and go under their feet, and without any they are refused.
+// TestServe follows a Service's life: clients on localhost reach its endpoints by both protocols in both families
+// without route_localnet, endpoints come and go under their feet, and without any they are refused.
 func TestServe(t *testing.T) {
 	w := newWorld(t)
 	first, second := w.serve("first"), w.serve("second")
@@ -96,7 +96,8 @@ func TestTakenPort(t *testing.T) {
 	w.apply(4)
 	w.want("the taken port", 30080, "process")
 	w.want("another one", 30081, "pod")
-	if c := w.ports.Counts(); c.Failures[0] < 2 || c.Failures[1] < 2 || !w.log.has("cannot serve a node port on localhost") {
+	if c := w.ports.Counts(); c.Failures[0] < 2 || c.Failures[1] < 2 ||
+		!w.log.has("cannot serve a node port on localhost") {
 		t.Errorf("no failure is counted and logged: %+v", c)
 	}
 	for _, s := range others {
@@ -180,8 +181,8 @@ func TestUnreachable(t *testing.T) {
 	w.wantReset(30080)
 }
 
-// TestUntranslated: where the rules do not translate what LocalPorts send, as without them, they do not send to themselves
-// again and again.
+// TestUntranslated: where the rules do not translate what LocalPorts send, as without them, they do not send to
+// themselves again and again.
 func TestUntranslated(t *testing.T) {
 	w := newWorld(t)
 	w.builder.Set(nodePort("web", 30080, netip.MustParseAddr("10.244.0.5"), netip.MustParseAddr("fd00:244::5")))

@@ -9,8 +9,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestLocalCrowd: clients that keep as many connections to a node port as it has, and read nothing, keep others from it and not
-// from other ports. Their end makes room.
+// TestLocalCrowd: clients that keep as many connections to a node port as it has, and read nothing, keep others from it
+// and not from other ports. Their end makes room.
 func TestLocalCrowd(t *testing.T) {
 	w := newWorld(t)
 	pods := w.serve("pod")
@@ -33,7 +33,8 @@ func TestLocalCrowd(t *testing.T) {
 	if c := w.ports.Counts(); c.Connections != maxOfPort || c.Refused == 0 {
 		t.Errorf("counts %+v", c)
 	}
-	for limit := time.Now().Add(patience); !w.log.has("too many are open"); { // The client may hear of its reset before the log does.
+	// The client may hear of its reset before the log does.
+	for limit := time.Now().Add(patience); !w.log.has("too many are open"); {
 		if time.Now().After(limit) {
 			t.Fatal("the log does not say that too many are open")
 		}
@@ -55,7 +56,8 @@ func TestLocalCrowd(t *testing.T) {
 	}
 }
 
-// TestResetByClient: a client that resets its connection leaves none behind, though its endpoint neither sends nor ends.
+// TestResetByClient: a client that resets its connection leaves none behind, though its endpoint neither sends nor
+// ends.
 func TestResetByClient(t *testing.T) {
 	w := newWorld(t)
 	w.builder.Set(nodePort("web", 30080, w.serve("pod")...))
@@ -77,8 +79,8 @@ func TestResetByClient(t *testing.T) {
 	}
 }
 
-// TestSessions: sessions of UDP are bounded for a port and for all. Each further client gets its answer, and so do those
-// whose session went for it.
+// TestSessions: sessions of UDP are bounded for a port and for all. Each further client gets its answer, and so do
+// those whose session went for it.
 func TestSessions(t *testing.T) {
 	w := newWorld(t)
 	pods := w.serve("pod")

@@ -24,7 +24,8 @@ type localIndex struct {
 }
 
 func newLocalIndex(nodePorts service.NodePortAddresses, family ip.Family) *localIndex {
-	return &localIndex{index: index[*service.Service, service.Name]{nodePorts: nodePorts, family: family, services: map[service.Name]*service.Service{}}}
+	return &localIndex{index: index[*service.Service, service.Name]{nodePorts: nodePorts, family: family,
+		services: map[service.Name]*service.Service{}}}
 }
 
 func (x *localIndex) update(s service.Snapshot, refused map[string]error) bool {
@@ -44,9 +45,9 @@ func (x *localIndex) update(s service.Snapshot, refused map[string]error) bool {
 	return x.want(x.build(at)) || x.leftOut != leftOut
 }
 
-// build returns the Services by the addresses of their listeners. A node port without endpoints has none: the kernel then
-// refuses clients, as the rules do at other addresses. Nor has one whose source ranges keep the node out: a client would wait
-// for nothing.
+// build returns the Services by the addresses of their listeners. A node port without endpoints has none: the kernel
+// then refuses clients, as the rules do at other addresses. Nor has one whose source ranges keep the node out: a client
+// would wait for nothing.
 func (x *localIndex) build(at netip.Addr) map[address]service.Name {
 	wanted := map[address]service.Name{}
 	x.from, x.leftOut = source(x.snapshot.Node, x.family), 0
@@ -61,7 +62,8 @@ func (x *localIndex) build(at netip.Addr) map[address]service.Name {
 		for i := range s.Ports {
 			p := &s.Ports[i]
 			claim := service.NodePortClaim(x.family, p)
-			if p.NodePort == 0 || p.Protocol != service.TCP && p.Protocol != service.UDP || lost.Has(claim) || !p.HasEndpoints(x.family) {
+			if p.NodePort == 0 || p.Protocol != service.TCP && p.Protocol != service.UDP || lost.Has(claim) ||
+				!p.HasEndpoints(x.family) {
 				continue
 			}
 			if wall, _, restricted := s.FirewallAt(claim, nil); !restricted || wall.Sources.Contains(x.from) {
@@ -83,8 +85,8 @@ func (x *localIndex) build(at netip.Addr) map[address]service.Name {
 	return wanted
 }
 
-// source is the address of the node to connect from: one that endpoints can answer. That is the Node's, if an interface has
-// it, or the first one of an interface.
+// source is the address of the node to connect from: one that endpoints can answer. That is the Node's, if an interface
+// has it, or the first one of an interface.
 func source(node *service.Node, family ip.Family) netip.Addr {
 	usable := func(a netip.Addr) bool {
 		return family.Has(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() && slices.Contains(node.HostAddresses, a)

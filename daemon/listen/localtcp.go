@@ -52,7 +52,8 @@ func (p *tcpPort) accept(ctx context.Context) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			p.server.config.Log.Warn("cannot accept a connection to a node port on localhost, trying again", "address", p.at.at, "err", err)
+			p.server.config.Log.Warn("cannot accept a connection to a node port on localhost, trying again", "address", p.at.at,
+				"err", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(acceptPause):
@@ -61,7 +62,8 @@ func (p *tcpPort) accept(ctx context.Context) {
 			reset(c)
 		case !p.server.admit(p.at):
 			reset(c)
-			p.server.config.Log.Warn("closed a connection to a node port on localhost: too many are open", "address", p.at.at, "most", maxConnections, "most_of_a_port", maxOfPort)
+			p.server.config.Log.Warn("closed a connection to a node port on localhost: too many are open", "address", p.at.at,
+				"most", maxConnections, "most_of_a_port", maxOfPort)
 		default:
 			p.server.tasks.Go(func() {
 				defer p.server.leave(p.at)
@@ -93,8 +95,8 @@ func (s *LocalPorts) leave(at address) {
 	}
 }
 
-// serve connects a client and copies both ways until both have ended. A client whose connection fails sees a reset, and so
-// does an endpoint: neither takes what came so far for all.
+// serve connects a client and copies both ways until both have ended. A client whose connection fails sees a reset, and
+// so does an endpoint: neither takes what came so far for all.
 func (p *tcpPort) serve(ctx context.Context, client *net.TCPConn) {
 	endpoint, err := p.dial(ctx)
 	if err != nil {

@@ -266,8 +266,8 @@ func (s *LocalPorts) newSocket(c *net.UDPConn) (socket, error) {
 
 type buffer [maxDatagram]byte
 
-// receive waits for datagrams and hands on each until an error ends it, such as that the socket is closed. A datagram that
-// a peer refused is no error.
+// receive waits for datagrams and hands on each until an error ends it, such as that the socket is closed. A datagram
+// that a peer refused is no error.
 func (s socket) receive(take func(datagram []byte, from netip.AddrPort)) error {
 	for {
 		if err := s.receiveOne(take); err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNREFUSED) {
@@ -294,8 +294,8 @@ func (s socket) receiveOne(take func(datagram []byte, from netip.AddrPort)) erro
 	return errors.Join(err, failed)
 }
 
-// send sends a datagram to an address, or to the one that the socket is connected to. A full buffer loses it. The kernel
-// reports at the next sending that a peer has refused an earlier datagram.
+// send sends a datagram to an address, or to the one that the socket is connected to. A full buffer loses it. The
+// kernel reports at the next sending that a peer has refused an earlier datagram.
 func (s socket) send(datagram []byte, to netip.AddrPort) error {
 	var failed error
 	err := s.raw.Write(func(fd uintptr) bool {
@@ -307,7 +307,8 @@ func (s socket) send(datagram []byte, to netip.AddrPort) error {
 		}
 		return true
 	})
-	if errors.Is(failed, unix.EAGAIN) || errors.Is(failed, unix.ENOBUFS) || errors.Is(failed, unix.ECONNREFUSED) || errors.Is(failed, unix.EPERM) {
+	if errors.Is(failed, unix.EAGAIN) || errors.Is(failed, unix.ENOBUFS) || errors.Is(failed, unix.ECONNREFUSED) ||
+		errors.Is(failed, unix.EPERM) {
 		failed = nil
 	}
 	return errors.Join(err, failed)

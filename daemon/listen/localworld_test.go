@@ -148,14 +148,16 @@ func (w *world) serve(names ...string) (addrs []netip.Addr) {
 func nodePort(name string, number uint16, endpoints ...netip.Addr) *service.Service {
 	s := &service.Service{
 		Name: service.NewName("default", name), Created: time.Unix(int64(number), 0),
-		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(number >> 8), byte(number)}), netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x96, 14: byte(number >> 8), 15: byte(number)})},
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(number >> 8), byte(number)}),
+			netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x96, 14: byte(number >> 8), 15: byte(number)})},
 	}
 	for _, p := range []service.Protocol{service.TCP, service.UDP} {
 		var list []service.Endpoint
 		for _, a := range endpoints {
 			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Node: "node", Ready: true, Serving: true})
 		}
-		s.Ports = append(s.Ports, service.Port{Name: p.String(), Protocol: p, Port: 80, NodePort: number, Endpoints: service.MergeEndpoints(list)})
+		s.Ports = append(s.Ports, service.Port{Name: p.String(), Protocol: p, Port: 80, NodePort: number,
+			Endpoints: service.MergeEndpoints(list)})
 	}
 	return s
 }

@@ -9,8 +9,8 @@ import (
 // maxConnectionPorts is how many Service ports have a time series of their own at most.
 const maxConnectionPorts = 100
 
-// CountConnections registers the metrics of new connections. read is called when Prometheus asks, and returns the Service
-// ports, those with the most connections first, and the total.
+// CountConnections registers the metrics of new connections. read is called when Prometheus asks, and returns the
+// Service ports, those with the most connections first, and the total.
 func CountConnections(r prometheus.Registerer, read func() (ports []traffic.PortTraffic, total uint64)) {
 	all := prometheus.NewDesc("nftproxy_new_connections_total",
 		"First packets of connections to Services, refused ones included, with --nftproxy-counters=metrics.", nil, nil)
@@ -22,7 +22,8 @@ func CountConnections(r prometheus.Registerer, read func() (ports []traffic.Port
 		for i, p := range ports {
 			if i < maxConnectionPorts && p.Total > 0 {
 				namespace, name := p.Service.Split()
-				out <- prometheus.MustNewConstMetric(byPort, prometheus.CounterValue, float64(p.Total), namespace, name, p.Name, p.Protocol.String())
+				out <- prometheus.MustNewConstMetric(byPort, prometheus.CounterValue, float64(p.Total), namespace, name, p.Name,
+					p.Protocol.String())
 			}
 		}
 		out <- prometheus.MustNewConstMetric(all, prometheus.CounterValue, float64(total))

@@ -45,23 +45,37 @@ func programmingBuckets() []float64 {
 
 func (k *kubeProxys) register(f factory) {
 	family := []string{"ip_family"}
-	k.duration = of(f.histograms("kubeproxy_sync_proxy_rules_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] SyncProxyRules latency in seconds").WithLabelValues)
-	k.full = of(f.histograms("kubeproxy_sync_full_proxy_rules_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] SyncProxyRules latency in seconds for full resyncs").WithLabelValues)
-	k.partial = of(f.histograms("kubeproxy_sync_partial_proxy_rules_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] SyncProxyRules latency in seconds for partial resyncs").WithLabelValues)
-	k.networkProgramming = of(f.histograms("kubeproxy_network_programming_duration_seconds", family, programmingBuckets(), "[ALPHA] In Cluster Network Programming Latency in seconds").WithLabelValues)
-	k.lastSync = of(f.gauges("kubeproxy_sync_proxy_rules_last_timestamp_seconds", family, "[ALPHA] The last time proxy rules were successfully synced").WithLabelValues)
-	k.lastQueued = of(f.gauges("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", family, "[ALPHA] The last time a sync of proxy rules was queued").WithLabelValues)
-	k.failures = of(f.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", family, "[ALPHA] Cumulative proxy nftables sync failures").WithLabelValues)
-	k.cleanup = of(f.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", family, "[ALPHA] Cumulative proxy nftables cleanup failures").WithLabelValues)
-	noLocal := f.gauges("kubeproxy_sync_proxy_rules_no_local_endpoints_total", []string{"traffic_policy", "ip_family"}, "[ALPHA] Number of services with a Local traffic policy and no endpoints")
+	k.duration = of(f.histograms("kubeproxy_sync_proxy_rules_duration_seconds", family, kubeProxyBuckets(),
+		"[ALPHA] SyncProxyRules latency in seconds").WithLabelValues)
+	k.full = of(f.histograms("kubeproxy_sync_full_proxy_rules_duration_seconds", family, kubeProxyBuckets(),
+		"[ALPHA] SyncProxyRules latency in seconds for full resyncs").WithLabelValues)
+	k.partial = of(f.histograms("kubeproxy_sync_partial_proxy_rules_duration_seconds", family, kubeProxyBuckets(),
+		"[ALPHA] SyncProxyRules latency in seconds for partial resyncs").WithLabelValues)
+	k.networkProgramming = of(f.histograms("kubeproxy_network_programming_duration_seconds", family, programmingBuckets(),
+		"[ALPHA] In Cluster Network Programming Latency in seconds").WithLabelValues)
+	k.lastSync = of(f.gauges("kubeproxy_sync_proxy_rules_last_timestamp_seconds", family,
+		"[ALPHA] The last time proxy rules were successfully synced").WithLabelValues)
+	k.lastQueued = of(f.gauges("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", family,
+		"[ALPHA] The last time a sync of proxy rules was queued").WithLabelValues)
+	k.failures = of(f.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", family,
+		"[ALPHA] Cumulative proxy nftables sync failures").WithLabelValues)
+	k.cleanup = of(f.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", family,
+		"[ALPHA] Cumulative proxy nftables cleanup failures").WithLabelValues)
+	noLocal := f.gauges("kubeproxy_sync_proxy_rules_no_local_endpoints_total", []string{"traffic_policy", "ip_family"},
+		"[ALPHA] Number of services with a Local traffic policy and no endpoints")
 	k.noLocal.internal = of(noLocal.MustCurryWith(prometheus.Labels{"traffic_policy": "internal"}).WithLabelValues)
 	k.noLocal.external = of(noLocal.MustCurryWith(prometheus.Labels{"traffic_policy": "external"}).WithLabelValues)
-	k.conntrackDuration = f.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds")
-	k.conntrackDeleted = f.counters("kubeproxy_conntrack_reconciler_deleted_entries_total", family, "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler")
-	k.healthz = f.counters("kubeproxy_proxy_healthz_total", []string{"code"}, "[ALPHA] Cumulative proxy healthz HTTP status")
+	k.conntrackDuration = f.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds", family, kubeProxyBuckets(),
+		"[ALPHA] ReconcileConntrackFlowsLatency latency in seconds")
+	k.conntrackDeleted = f.counters("kubeproxy_conntrack_reconciler_deleted_entries_total", family,
+		"[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler")
+	k.healthz = f.counters("kubeproxy_proxy_healthz_total", []string{"code"},
+		"[ALPHA] Cumulative proxy healthz HTTP status")
 	k.livez = f.counters("kubeproxy_proxy_livez_total", []string{"code"}, "[ALPHA] Cumulative proxy livez HTTP status")
-	k.buildInfo = f.gauges("kubernetes_build_info", []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"},
-		"[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.")
+	k.buildInfo = f.gauges("kubernetes_build_info", []string{"major", "minor", "git_version", "git_commit",
+		"git_tree_state", "build_date", "go_version", "compiler", "platform"},
+		"[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build "+
+			"date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.")
 	for i, family := range families() {
 		// These are then 0 and not missing, and the histogram has buckets: a dashboard
 		// finds the instances by them before anything has changed.
@@ -136,7 +150,8 @@ func (k *kubeProxys) observeConntrack(r *conntrack.Run) {
 // Kubernetes itself, and alerts fire when one component has another version than the rest.
 func (m *Metrics) SetKubernetesVersion(v version.Info) {
 	m.buildInfo.Reset()
-	m.buildInfo.WithLabelValues(v.Major, v.Minor, v.GitVersion, v.GitCommit, v.GitTreeState, v.BuildDate, v.GoVersion, v.Compiler, v.Platform).Set(1)
+	m.buildInfo.WithLabelValues(v.Major, v.Minor, v.GitVersion, v.GitCommit, v.GitTreeState, v.BuildDate, v.GoVersion,
+		v.Compiler, v.Platform).Set(1)
 }
 
 // Source counts the changes of objects.
@@ -151,7 +166,9 @@ type Source interface {
 // CountChanges adds the changes of the source, which is asked at each scrape.
 func (m *Metrics) CountChanges(source Source) {
 	total := func(name, help string, value func(service.Changes) uint64) {
-		m.factory.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(source.Changes())) })
+		m.factory.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
+			return float64(value(source.Changes()))
+		})
 	}
 	pending := func(name, help string, value func(service.Changes) uint64) {
 		m.factory.gaugeFunc(name, help, func() float64 { return float64(value(source.Pending(m.changes.now()))) })

@@ -59,7 +59,8 @@ func TestFullAndPartial(t *testing.T) {
 	m.Observe(s)
 	m.Observe(s)
 	all := histograms(t, r)
-	for name, want := range map[string]uint64{"sync_proxy_rules": 3, "sync_full_proxy_rules": 2, "sync_partial_proxy_rules": 1} {
+	for name, want := range map[string]uint64{"sync_proxy_rules": 3, "sync_full_proxy_rules": 2,
+		"sync_partial_proxy_rules": 1} {
 		for _, family := range []string{"IPv4", "IPv6"} {
 			if got := all["kubeproxy_"+name+"_duration_seconds "+family].Count; got != want {
 				t.Errorf("%s: %d of %s, want %d", family, got, name, want)
@@ -90,7 +91,8 @@ type seen service.Changes
 func (s seen) Changes() service.Changes { return service.Changes(s) }
 
 func (s seen) Pending(inForce service.Changes) service.Changes {
-	return service.Changes{Services: s.Services - inForce.Services, EndpointSlices: s.EndpointSlices - inForce.EndpointSlices}
+	return service.Changes{Services: s.Services - inForce.Services,
+		EndpointSlices: s.EndpointSlices - inForce.EndpointSlices}
 }
 
 // TestChanges: what a failed sync had stays pending.
@@ -99,7 +101,8 @@ func TestChanges(t *testing.T) {
 	m := metrics.New(r)
 	want := func(text string) {
 		t.Helper()
-		wantMetrics(t, r, text, "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+		wantMetrics(t, r, text, "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+			"kubeproxy_sync_proxy_rules_endpoint_changes_total",
 			"kubeproxy_sync_proxy_rules_service_changes_pending", "kubeproxy_sync_proxy_rules_service_changes_total")
 	}
 	const format = `

@@ -36,8 +36,9 @@ func FollowLocalPorts(r prometheus.Registerer, counts func() listen.LocalCounts)
 			ConstLabels: labels,
 		}, func() float64 { return float64(of.open(counts())) })
 		f.NewCounterFunc(prometheus.CounterOpts{
-			Name:        "nftproxy_localhost_node_port_excess_total",
-			Help:        "Connections (TCP) that were refused and sessions (UDP) that were closed since too many were open to node ports on localhost.",
+			Name: "nftproxy_localhost_node_port_excess_total",
+			Help: "Connections (TCP) that were refused and sessions (UDP) that were closed since too many were open to " +
+				"node ports on localhost.",
 			ConstLabels: labels,
 		}, func() float64 { return float64(of.excess(counts())) })
 	}

@@ -89,9 +89,11 @@ func buckets() []float64 { return prometheus.ExponentialBuckets(50e-6, 2, 20) }
 
 func (m *Metrics) registerOwn(f factory) {
 	m.stages.register(f.histograms("nftproxy_sync_stage_duration_seconds", []string{"stage"}, buckets(),
-		"Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if something was written)."))
+		"Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if "+
+			"something was written)."))
 	m.latency = f.histogram("nftproxy_change_latency_seconds", buckets(),
-		"Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one sync the oldest counts.")
+		"Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one "+
+			"sync the oldest counts.")
 	m.written = f.counter("nftproxy_written_objects_total",
 		"Elements, rules, chains and other objects that were added to the kernel's tables or removed.")
 	m.quarantined = f.gauge("nftproxy_quarantined_parts",
@@ -99,17 +101,21 @@ func (m *Metrics) registerOwn(f factory) {
 	m.services = f.gauge("nftproxy_services",
 		"Services in the latest snapshot.")
 	m.options.with = f.gauges("nftproxy_services_with_option", []string{"option"},
-		"Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100, as a growing one has.")
+		"Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix "+
+			"nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of "+
+			"EndpointSlices: some endpoint of the Service has another weight than 100, as a growing one has.")
 	m.options.growing = f.gauge("nftproxy_growing_endpoints",
 		"Endpoints of Service ports that have a part of their weight since they are new (nftproxy.io/slow-start).")
 	m.ejected = f.gauges("nftproxy_ejected_endpoints", []string{"mode"},
-		"Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, they are left out; report, they would be.")
+		"Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, "+
+			"they are left out; report, they would be.")
 	m.ejectionCPU = f.counter("nftproxy_ejection_look_cpu_seconds_total",
 		"CPU time of looks for connections without an answer, and of the questions and decisions that follow.")
 	m.ejectionFailures = f.counter("nftproxy_ejection_look_failures_total",
 		"Looks for connections without an answer that failed.")
 	m.conflicts = f.gauge("nftproxy_conflicting_services",
-		"Services without an address, port or node port that they claim, because another Service has it or the node needs it.")
+		"Services without an address, port or node port that they claim, "+
+			"because another Service has it or the node needs it.")
 	m.problems = f.counters("nftproxy_object_problems_total", []string{"kind"},
 		"Fields of API objects or manifests that could not be used, by the kind of the object.")
 	m.conntrackRemoved = f.counters("nftproxy_conntrack_removed_entries_total", []string{"reason"},
@@ -121,7 +127,8 @@ func (m *Metrics) registerOwn(f factory) {
 	m.conntrackCPU = f.counter("nftproxy_conntrack_cpu_seconds_total",
 		"CPU time of passes over the conntrack table, in this process and in the kernel.")
 	m.conntrackLag = f.histogram("nftproxy_conntrack_lag_seconds", buckets(),
-		"Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them. Of several syncs before one pass the oldest counts.")
+		"Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them. "+
+			"Of several syncs before one pass the oldest counts.")
 	m.conntrackFailures = f.counter("nftproxy_conntrack_failures_total",
 		"Passes over the conntrack table that were incomplete.")
 	m.conntrackEntries = f.gauge("nftproxy_conntrack_entries",
@@ -129,10 +136,13 @@ func (m *Metrics) registerOwn(f factory) {
 	m.conntrackLimit = f.gauge("nftproxy_conntrack_limit",
 		"Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.")
 	f.counterFunc("nftproxy_conntrack_invalid_packets_total",
-		"Packets that connection tracking could assign to no connection since the network namespace began, such as TCP segments out of the window. They are not translated: one of an endpoint makes its client reset the connection (docs/migrate.md).",
+		"Packets that connection tracking could assign to no connection since the network namespace began, such as TCP "+
+			"segments out of the window. They are not translated: one of an endpoint makes its client reset the connection "+
+			"(docs/migrate.md).",
 		func() float64 { return float64(m.conntrackInvalid.Load()) })
 	m.healthListeners = f.gauges("nftproxy_health_check_listeners", []string{"state"},
-		"Listeners for the health check node ports of Services, one for each port and address. The failed ones could not be opened and are tried again.")
+		"Listeners for the health check node ports of Services, one for each port and address. The failed ones could not "+
+			"be opened and are tried again.")
 	m.ObserveHealthPorts(0, 0)
 	m.affinityDuration = f.histogram("nftproxy_affinity_sweep_duration_seconds", buckets(),
 		"Time that a sweep of a Service port's remembered clients (session affinity) took.")
@@ -141,8 +151,10 @@ func (m *Metrics) registerOwn(f factory) {
 	m.affinityFailures = f.counter("nftproxy_affinity_sweep_failures_total",
 		"Sweeps of a Service port's remembered clients (session affinity) that were incomplete.")
 	// The last limit is one less than a map has room for.
-	m.affinityEntries = f.histograms("nftproxy_affinity_entries", []string{"ip_family"}, []float64{0, 10, 100, 1000, 10_000, nft.DynamicLimit - 1},
-		"Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were removed. A Service port above the last limit is full and serves other clients without affinity.")
+	m.affinityEntries = f.histograms("nftproxy_affinity_entries", []string{"ip_family"},
+		[]float64{0, 10, 100, 1000, 10_000, nft.DynamicLimit - 1},
+		"Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were "+
+			"removed. A Service port above the last limit is full and serves other clients without affinity.")
 }
 
 // Observe counts one sync.
@@ -250,15 +262,17 @@ func (m *Metrics) ObserveHealthPorts(open, failed int) {
 // CountRetained adds the number of retained Services. The function must be safe for concurrent use.
 func (m *Metrics) CountRetained(count func() int) {
 	m.factory.gaugeFunc("nftproxy_retained_services",
-		"Services that are served although the last list lacks them or their EndpointSlices, because it lacked most Services at once.",
+		"Services that are served although the last list lacks them or their EndpointSlices, because it lacked most "+
+			"Services at once.",
 		func() float64 { return float64(count()) })
 }
 
-// CountBehind adds the time since which the source is not up to date, the zero time if it is. The function must be safe for
-// concurrent use.
+// CountBehind adds the time since which the source is not up to date, the zero time if it is. The function must be safe
+// for concurrent use.
 func (m *Metrics) CountBehind(since func() time.Time) {
 	m.factory.gaugeFunc("nftproxy_behind_seconds",
-		"Time since the API server stopped reporting changes, because it is away or refuses: a bad token, an expired certificate, missing rights. 0 if everything is up to date.",
+		"Time since the API server stopped reporting changes, because it is away or refuses: a bad token, an expired "+
+			"certificate, missing rights. 0 if everything is up to date.",
 		func() float64 {
 			if t := since(); !t.IsZero() {
 				return time.Since(t).Seconds()
@@ -283,8 +297,8 @@ func (m *Metrics) CountHealth(path string, code int) {
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
-// collectProgramSize collects the size of the latest program, and nothing before the first sync. It counts when Prometheus
-// asks, since a sync must not cost a walk over the whole program.
+// collectProgramSize collects the size of the latest program, and nothing before the first sync. It counts when
+// Prometheus asks, since a sync must not cost a walk over the whole program.
 func collectProgramSize(latest *atomic.Pointer[nft.Program]) *collector {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	elements := desc("nftproxy_program_elements", "Map and set elements of the latest program, both families together.")

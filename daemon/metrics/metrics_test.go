@@ -93,7 +93,8 @@ nftproxy_services 2
 nftproxy_written_objects_total 3
 `, size.Chains, size.Elements, size.Rules), "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
 		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_conflicting_services", "nftproxy_program_chains",
-		"nftproxy_program_elements", "nftproxy_program_rules", "nftproxy_quarantined_parts", "nftproxy_services", "nftproxy_written_objects_total")
+		"nftproxy_program_elements", "nftproxy_program_rules", "nftproxy_quarantined_parts", "nftproxy_services",
+		"nftproxy_written_objects_total")
 	if diff := cmp.Diff(map[string]observed{
 		`kubeproxy_sync_proxy_rules_duration_seconds IPv4`:         {1, 0.0015},
 		`kubeproxy_sync_proxy_rules_duration_seconds IPv6`:         {1, 0.0015},
@@ -167,7 +168,8 @@ nftproxy_quarantined_parts 1
 func TestObserveConntrack(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)
-	m.ObserveConntrack(conntrack.Run{Scanned: 100, Removed: map[conntrack.Reason]int{conntrack.NodePort: 2, conntrack.ClusterIP: 3}, RemovedIPv6: 1, Duration: time.Second, CPU: time.Second / 2, Lag: 2 * time.Second})
+	m.ObserveConntrack(conntrack.Run{Scanned: 100, Removed: map[conntrack.Reason]int{conntrack.NodePort: 2,
+		conntrack.ClusterIP: 3}, RemovedIPv6: 1, Duration: time.Second, CPU: time.Second / 2, Lag: 2 * time.Second})
 	m.ObserveConntrack(conntrack.Run{Scanned: 5, Walks: 2, CPU: time.Second, Err: errors.New("interrupted")})
 	wantMetrics(t, r, `
 # HELP kubeproxy_conntrack_reconciler_deleted_entries_total [ALPHA] Cumulative conntrack flows deleted by conntrack reconciler
@@ -236,7 +238,8 @@ func TestObserveAffinity(t *testing.T) {
 	name := func(f nft.Family) ruleset.AffinityName { return ruleset.AffinityName{Family: f} }
 	m.ObserveAffinity(affinity.Run{Name: name(nft.IPv4), Swept: 3, Duration: time.Second, Clients: 10})
 	m.ObserveAffinity(affinity.Run{Name: name(nft.IPv6), Clients: 65_535, Limit: 65_535})
-	m.ObserveAffinity(affinity.Run{Name: name(nft.IPv4), Clients: 65_534, Swept: 4, Duration: time.Second, Err: errors.New("no"), Repeated: true})
+	m.ObserveAffinity(affinity.Run{Name: name(nft.IPv4), Clients: 65_534, Swept: 4, Duration: time.Second,
+		Err: errors.New("no"), Repeated: true})
 	wantMetrics(t, r, `
 # HELP nftproxy_affinity_entries Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were removed. A Service port above the last limit is full and serves other clients without affinity.
 # TYPE nftproxy_affinity_entries histogram
@@ -265,7 +268,9 @@ nftproxy_affinity_sweep_failures_total 1
 # TYPE nftproxy_affinity_swept_entries_total counter
 nftproxy_affinity_swept_entries_total 7
 `, "nftproxy_affinity_entries", "nftproxy_affinity_sweep_failures_total", "nftproxy_affinity_swept_entries_total")
-	if diff := cmp.Diff(map[string]observed{"nftproxy_affinity_sweep_duration_seconds": {3, 2}, "nftproxy_affinity_entries IPv4": {2, 65_544}, "nftproxy_affinity_entries IPv6": {1, 65_535}}, histograms(t, r)); diff != "" {
+	if diff := cmp.Diff(map[string]observed{"nftproxy_affinity_sweep_duration_seconds": {3, 2},
+		"nftproxy_affinity_entries IPv4": {2, 65_544}, "nftproxy_affinity_entries IPv6": {1, 65_535}}, histograms(t,
+		r)); diff != "" {
 		t.Errorf("histograms (-want +got):\n%s", diff)
 	}
 }

@@ -63,12 +63,17 @@ func TestNoLocalEndpoints(t *testing.T) {
 		terminating                bool
 		wantInternal, wantExternal float64
 	}{
-		"internal, local ones":                {service.Local, service.Cluster, 30080, []string{here, elsewhere}, false, 0, 0},
-		"external, local ones":                {service.Cluster, service.Local, 30080, []string{here, elsewhere}, false, 0, 0},
-		"both, local ones":                    {service.Local, service.Local, 30080, []string{here, elsewhere}, false, 0, 0},
-		"internal, only elsewhere":            {service.Local, service.Cluster, 30080, []string{elsewhere, elsewhere}, false, 1, 0},
-		"external, only elsewhere":            {service.Cluster, service.Local, 30080, []string{elsewhere, elsewhere}, false, 0, 1},
-		"both, only elsewhere":                {service.Local, service.Local, 30080, []string{elsewhere, elsewhere}, false, 1, 1},
+		"internal, local ones": {service.Local, service.Cluster, 30080, []string{here, elsewhere}, false, 0,
+			0},
+		"external, local ones": {service.Cluster, service.Local, 30080, []string{here, elsewhere}, false, 0,
+			0},
+		"both, local ones": {service.Local, service.Local, 30080, []string{here, elsewhere}, false, 0, 0},
+		"internal, only elsewhere": {service.Local, service.Cluster, 30080, []string{elsewhere, elsewhere}, false,
+			1, 0},
+		"external, only elsewhere": {service.Cluster, service.Local, 30080, []string{elsewhere, elsewhere}, false,
+			0, 1},
+		"both, only elsewhere": {service.Local, service.Local, 30080, []string{elsewhere, elsewhere}, false, 1,
+			1},
 		"both, none at all":                   {service.Local, service.Local, 30080, nil, false, 0, 0},
 		"neither, only elsewhere":             {service.Cluster, service.Cluster, 30080, []string{elsewhere}, false, 0, 0},
 		"both, no external way in":            {service.Local, service.Local, 0, []string{elsewhere}, false, 1, 0},
@@ -97,7 +102,8 @@ func TestNoLocalEndpoints(t *testing.T) {
 			r := prometheus.NewRegistry()
 			metrics.New(r).Observe(proxy.Sync{Snapshot: b.Snapshot()})
 			want := map[string]float64{
-				"internal IPv4": c.wantInternal, "internal IPv6": c.wantInternal, "external IPv4": c.wantExternal, "external IPv6": c.wantExternal,
+				"internal IPv4": c.wantInternal, "internal IPv6": c.wantInternal, "external IPv4": c.wantExternal,
+				"external IPv6": c.wantExternal,
 			}
 			if diff := cmp.Diff(want, gauges(t, r)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

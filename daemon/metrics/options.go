@@ -10,8 +10,8 @@ import (
 	"nftproxy/model/treap"
 )
 
-// options counts the Services that ask for something by annotations. The cost of a sync grows with what has changed since the
-// last one.
+// options counts the Services that ask for something by annotations. The cost of a sync grows with what has changed
+// since the last one.
 type options struct {
 	with *prometheus.GaugeVec
 	// growing counts endpoints.

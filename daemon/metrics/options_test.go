@@ -15,8 +15,8 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestServicesWithOption: after each change, the gauges count the Services of the snapshot that have the option, and the endpoints
-// that are growing.
+// TestServicesWithOption: after each change, the gauges count the Services of the snapshot that have the option, and
+// the endpoints that are growing.
 func TestServicesWithOption(t *testing.T) {
 	positive := map[string]int{}
 	for seed := range uint64(5) {

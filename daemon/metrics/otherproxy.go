@@ -16,7 +16,8 @@ type otherProxies struct {
 
 func (o *otherProxies) register(f factory) {
 	o.running = f.gauge("nftproxy_kube_proxy_running",
-		"1 if kube-proxy is known to run on this node, beside nftproxy, else 0. A container without the node's PID namespace knows it only if kube-proxy has the port 10249.")
+		"1 if kube-proxy is known to run on this node, beside nftproxy, else 0. A container without the node's PID "+
+			"namespace knows it only if kube-proxy has the port 10249.")
 	o.rules = f.gauges("nftproxy_kube_proxy_rules", []string{"kind"},
 		"1 if rules of kube-proxy of this kind are in the kernel, else 0.")
 	for _, k := range otherproxy.Kinds() {

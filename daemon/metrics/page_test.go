@@ -202,29 +202,53 @@ func TestLikeKubeProxy(t *testing.T) {
 // some things are otherwise.
 func meanings() map[string]string {
 	return map[string]string{
-		"kubeproxy_sync_proxy_rules_duration_seconds":                            "Time that a sync took, from the snapshot to the kernel's answer. One sync is for both families and counts in each.",
-		"kubeproxy_sync_full_proxy_rules_duration_seconds":                       "The same, of syncs that read the kernel's tables: after a start, an error, or a change by another program. nftproxy has no periodic full sync.",
-		"kubeproxy_sync_partial_proxy_rules_duration_seconds":                    "The same, of all other syncs.",
-		"kubeproxy_network_programming_duration_seconds":                         "Time from the cause of a change of endpoints, as the EndpointSlice's annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it, until the change was in force. Controllers take that time from objects, mostly in whole seconds: a second is not exact. A change that waits for a failed sync counts when it is in force; kube-proxy never counts it. Of more than 10,000 changes of one family that wait the oldest count. Times before the start of the proxy do not count, and times in the future count as 0.",
-		"kubeproxy_sync_proxy_rules_last_timestamp_seconds":                      "When the family's rules were last known to be in force, in seconds since 1970.",
-		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds":               "When the last sync began that had a change, in seconds since 1970.",
-		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":                "Syncs after which the family's rules were not in force.",
-		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total":             "The same, of syncs without a change, which only remove idle chains. kube-proxy removes its own in a transaction of their own.",
-		"kubeproxy_sync_proxy_rules_no_local_endpoints_total":                    "Service ports with traffic policy Local that have endpoints, but none on this node.",
-		"kubeproxy_sync_proxy_rules_endpoint_changes_total":                      "Changes of EndpointSlices that arrived. kube-proxy counts each object again every 15 minutes.",
-		"kubeproxy_sync_proxy_rules_endpoint_changes_pending":                    "Changes of EndpointSlices that are not in force. kube-proxy counts none any more once a sync has begun, even if it fails.",
-		"kubeproxy_sync_proxy_rules_service_changes_total":                       "Changes of Services that arrived. kube-proxy counts each in both families, so twice.",
-		"kubeproxy_sync_proxy_rules_service_changes_pending":                     "Changes of Services that are not in force.",
-		"kubeproxy_conntrack_reconciler_sync_duration_seconds":                   "Time that a pass over the conntrack table took. One pass is for both families and counts in each.",
-		"kubeproxy_conntrack_reconciler_deleted_entries_total":                   "Stale conntrack entries that were removed.",
-		"kubeproxy_iptables_ct_state_invalid_dropped_packets_total":              "Forwarded packets that the rule of `--nftproxy-drop-invalid` has dropped, as of the last ten seconds; served with that flag only.",
-		"kubeproxy_proxy_healthz_total":                                          "Answers of `/healthz` on the health port, by HTTP status code.",
-		"kubeproxy_proxy_livez_total":                                            "Answers of `/livez` on the health port, by HTTP status code.",
-		"kubeproxy_nftables_localhost_nodeport_listeners":                        "Node ports that nftproxy serves on 127.0.0.1 and ::1, one for each protocol and address. kube-proxy has TCP alone, and only with the feature gate `KubeProxyNFTablesLocalhostNodePorts`.",
-		"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": "Attempts to serve one that failed, such as where another process has the port. nftproxy tries again every 5 seconds, and counts each attempt.",
-		"kubernetes_build_info":                                                  "The version of the API server, asked for every five minutes. kube-proxy's has its own version. The alert `KubeVersionMismatch` of kubernetes-mixin fires when the components have several, and nftproxy's version is none of Kubernetes'. Missing with `--nftproxy-manifests`.",
-		"kubernetes_healthcheck":                                                 "On `/metrics/slis`: 1 if the check passed the last time, else 0. `ping` is `/healthz` of the metrics port; `proxy` is the health port's `/healthz`, `/livez` or `/readyz`, by `type`.",
-		"kubernetes_healthchecks_total":                                          "On `/metrics/slis`: the results of these checks since the start.",
+		"kubeproxy_sync_proxy_rules_duration_seconds": "Time that a sync took, from the " +
+			"snapshot to the kernel's answer. One sync is for both families and counts in each.",
+		"kubeproxy_sync_full_proxy_rules_duration_seconds": "The same, of syncs that read the " +
+			"kernel's tables: after a start, an error, or a change by another program. nftproxy has no periodic full sync.",
+		"kubeproxy_sync_partial_proxy_rules_duration_seconds": "The same, of all other syncs.",
+		"kubeproxy_network_programming_duration_seconds": "Time from the cause of a change of " +
+			"endpoints, as the EndpointSlice's annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it, until " +
+			"the change was in force. Controllers take that time from objects, mostly in whole seconds: a second is not " +
+			"exact. A change that waits for a failed sync counts when it is in force; kube-proxy never counts it. Of more " +
+			"than 10,000 changes of one family that wait the oldest count. Times before the start of the proxy do not count, " +
+			"and times in the future count as 0.",
+		"kubeproxy_sync_proxy_rules_last_timestamp_seconds": "When the family's rules were last known " +
+			"to be in force, in seconds since 1970.",
+		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": "When the last sync began that had a " +
+			"change, in seconds since 1970.",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total": "Syncs after which the family's rules were not in force.",
+		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "The same, of syncs without a change, " +
+			"which only remove idle chains. kube-proxy removes its own in a transaction of their own.",
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": "Service ports with traffic policy Local " +
+			"that have endpoints, but none on this node.",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_total": "Changes of EndpointSlices that arrived. " +
+			"kube-proxy counts each object again every 15 minutes.",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "Changes of EndpointSlices that are not " +
+			"in force. kube-proxy counts none any more once a sync has begun, even if it fails.",
+		"kubeproxy_sync_proxy_rules_service_changes_total": "Changes of Services that arrived. " +
+			"kube-proxy counts each in both families, so twice.",
+		"kubeproxy_sync_proxy_rules_service_changes_pending": "Changes of Services that are not in force.",
+		"kubeproxy_conntrack_reconciler_sync_duration_seconds": "Time that a pass over the conntrack " +
+			"table took. One pass is for both families and counts in each.",
+		"kubeproxy_conntrack_reconciler_deleted_entries_total": "Stale conntrack entries that were removed.",
+		"kubeproxy_iptables_ct_state_invalid_dropped_packets_total": "Forwarded packets that the rule of " +
+			"`--nftproxy-drop-invalid` has dropped, as of the last ten seconds; served with that flag only.",
+		"kubeproxy_proxy_healthz_total": "Answers of `/healthz` on the health " +
+			"port, by HTTP status code.",
+		"kubeproxy_proxy_livez_total": "Answers of `/livez` on the health port, " +
+			"by HTTP status code.",
+		"kubeproxy_nftables_localhost_nodeport_listeners": "Node ports that nftproxy serves on " +
+			"127.0.0.1 and ::1, one for each protocol and address. kube-proxy has TCP alone, and only with the feature gate " +
+			"`KubeProxyNFTablesLocalhostNodePorts`.",
+		"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": "Attempts to serve one that failed, such " +
+			"as where another process has the port. nftproxy tries again every 5 seconds, and counts each attempt.",
+		"kubernetes_build_info": "The version of the API server, asked for every five minutes. kube-proxy's has " +
+			"its own version. The alert `KubeVersionMismatch` of kubernetes-mixin fires when the components have several, and " +
+			"nftproxy's version is none of Kubernetes'. Missing with `--nftproxy-manifests`.",
+		"kubernetes_healthcheck": "On `/metrics/slis`: 1 if the check passed the last time, else 0. `ping` is " +
+			"`/healthz` of the metrics port; `proxy` is the health port's `/healthz`, `/livez` or `/readyz`, by `type`.",
+		"kubernetes_healthchecks_total": "On `/metrics/slis`: the results of these checks since the start.",
 	}
 }
 
@@ -283,7 +307,8 @@ func writePage(t *testing.T, list []check.Metric) string {
 		prefixes      []string
 	}{
 		{"nftproxy's own", "", []string{"nftproxy"}},
-		{"kube-proxy's", "The last column describes nftproxy's metric, and says where kube-proxy's differs.\n\n", []string{"kubeproxy", "kubernetes"}},
+		{"kube-proxy's", "The last column describes nftproxy's metric, and says where kube-proxy's differs.\n\n",
+			[]string{"kubeproxy", "kubernetes"}},
 		{"client-go's", "Each component of Kubernetes has them, about its requests to the API server.\n\n", []string{"rest"}},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n%s| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", s.heading, s.text)
@@ -295,7 +320,8 @@ func writePage(t *testing.T, list []check.Metric) string {
 					t.Errorf("%s has no meaning", m.Name)
 				}
 				delete(known, m.Name)
-				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, code(m.Labels), strings.ReplaceAll(meaning, "|", "\\|"))
+				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, code(m.Labels), strings.ReplaceAll(meaning, "|",
+					"\\|"))
 			}
 			delete(sections, prefix)
 		}
@@ -303,7 +329,8 @@ func writePage(t *testing.T, list []check.Metric) string {
 	for name := range known {
 		t.Errorf("%s has a meaning, but there is none", name)
 	}
-	b.WriteString("\n## The process and the Go runtime\n\n`process_*` and `go_*` are those of the Prometheus client for Go, as in kube-proxy.\n")
+	b.WriteString("\n## The process and the Go runtime\n\n`process_*` and `go_*` are those of the Prometheus client for " +
+		"Go, as in kube-proxy.\n")
 	delete(sections, "process")
 	delete(sections, "go")
 	for _, prefix := range slices.Sorted(maps.Keys(sections)) {

@@ -17,10 +17,14 @@ const maxRefusedServices = 50
 // collectRefusals collects the refused and dropped packets of the latest look. Before the first look all causes have 0.
 func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 	byCause := prometheus.NewDesc("nftproxy_refused_packets_total",
-		"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped (no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings), as of the last ten seconds. A client that tries again counts again. A pod of another node that is refused at a node port with policy Local and no endpoint on this node counts as no-endpoints here, and as no-local-endpoints of its Service.",
+		"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped "+
+			"(no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings), as of the last ten seconds. A "+
+			"client that tries again counts again. A pod of another node that is refused at a node port with policy Local and "+
+			"no endpoint on this node counts as no-endpoints here, and as no-local-endpoints of its Service.",
 		[]string{"cause", "ip_family"}, nil)
 	byService := prometheus.NewDesc("nftproxy_service_refused_packets_total",
-		"The same by Service, for the 50 Services and causes with the most packets. The causes unknown-port, unallocated-address and too-many-pings have none.",
+		"The same by Service, for the 50 Services and causes with the most packets. The causes unknown-port, "+
+			"unallocated-address and too-many-pings have none.",
 		[]string{"namespace", "service", "cause"}, nil)
 	return &collector{[]*prometheus.Desc{byCause, byService}, func(out chan<- prometheus.Metric) {
 		look := latest.Load()
@@ -29,18 +33,20 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 		}
 		for i, f := range nft.Families() {
 			for _, cause := range ruleset.Causes() {
-				out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]), string(cause), f.Name())
+				out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]),
+					string(cause), f.Name())
 			}
 		}
 		for _, s := range look.Services[:min(len(look.Services), maxRefusedServices)] {
 			namespace, name := s.Name.Split()
-			out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name, string(s.Cause))
+			out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name,
+				string(s.Cause))
 		}
 	}}
 }
 
-// CountInvalidDropped registers kube-proxy's metric of dropped packets, where the rule that drops them is wanted. read must be safe
-// for concurrent use.
+// CountInvalidDropped registers kube-proxy's metric of dropped packets, where the rule that drops them is wanted. read
+// must be safe for concurrent use.
 func CountInvalidDropped(r prometheus.Registerer, read func() uint64) {
 	newFactory(r).counterFunc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
 		"[ALPHA] packets dropped by iptables to work around conntrack problems",

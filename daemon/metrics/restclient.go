@@ -41,7 +41,8 @@ func (c *restClient) listeners() clientmetrics.RegisterOpts {
 		RequestSize: sizeObserver{c.requestSize}, ResponseSize: sizeObserver{c.responseSize},
 		RequestResult: resultCounter{c}, RequestRetry: retryCounter{c}, ExecPluginCalls: pluginCounter{c},
 		TransportCacheEntries: entriesSetter{c}, TransportCreateCalls: wordCounter{c.cacheCalls},
-		TransportCAReloads: reloadCounter{c}, TransportCertRotationGCCalls: rotationCounter{c}, TransportCacheGCCalls: wordCounter{c.cacheGCs},
+		TransportCAReloads: reloadCounter{c}, TransportCertRotationGCCalls: rotationCounter{c},
+		TransportCacheGCCalls: wordCounter{c.cacheGCs},
 	}
 }
 
@@ -49,23 +50,43 @@ func newRestClient(r prometheus.Registerer) *restClient {
 	f, c := newFactory(r), &restClient{}
 	minute := []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60}
 	sizes := []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216}
-	c.duration = f.histograms("rest_client_request_duration_seconds", []string{"verb", "host"}, minute, "[ALPHA] Request latency in seconds. Broken down by verb, and host.")
-	c.requestSize = f.histograms("rest_client_request_size_bytes", []string{"verb", "host"}, sizes, "[ALPHA] Request size in bytes. Broken down by verb and host.")
-	c.responseSize = f.histograms("rest_client_response_size_bytes", []string{"verb", "host"}, sizes, "[ALPHA] Response size in bytes. Broken down by verb and host.")
-	c.limiter = f.histograms("rest_client_rate_limiter_duration_seconds", []string{"verb", "host"}, minute, "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.")
-	c.requests = f.counters("rest_client_requests_total", []string{"code", "method", "host"}, "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.")
-	c.retries = f.counters("rest_client_request_retries_total", []string{"code", "verb", "host"}, "[ALPHA] Number of request retries, partitioned by status code, verb, and host.")
-	c.pluginCalls = f.counters("rest_client_exec_plugin_call_total", []string{"code", "call_status"}, "[ALPHA] Number of calls to an exec plugin, partitioned by the type of event encountered (no_error, plugin_execution_error, plugin_not_found_error, client_internal_error) and an optional exit code. The exit code will be set to 0 if and only if the plugin call was successful.")
-	c.rotationAge = f.histogram("rest_client_exec_plugin_certificate_rotation_age", []float64{600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000},
-		"[ALPHA] Histogram of the number of seconds the last auth exec plugin client certificate lived before being rotated. If auth exec plugin client certificates are unused, histogram will contain no data.")
+	c.duration = f.histograms("rest_client_request_duration_seconds", []string{"verb", "host"}, minute,
+		"[ALPHA] Request latency in seconds. Broken down by verb, and host.")
+	c.requestSize = f.histograms("rest_client_request_size_bytes", []string{"verb", "host"}, sizes,
+		"[ALPHA] Request size in bytes. Broken down by verb and host.")
+	c.responseSize = f.histograms("rest_client_response_size_bytes", []string{"verb", "host"}, sizes,
+		"[ALPHA] Response size in bytes. Broken down by verb and host.")
+	c.limiter = f.histograms("rest_client_rate_limiter_duration_seconds", []string{"verb", "host"}, minute,
+		"[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.")
+	c.requests = f.counters("rest_client_requests_total", []string{"code", "method", "host"},
+		"[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.")
+	c.retries = f.counters("rest_client_request_retries_total", []string{"code", "verb", "host"},
+		"[ALPHA] Number of request retries, partitioned by status code, verb, and host.")
+	c.pluginCalls = f.counters("rest_client_exec_plugin_call_total", []string{"code", "call_status"},
+		"[ALPHA] Number of calls to an exec plugin, partitioned by the type of event encountered (no_error, "+
+			"plugin_execution_error, plugin_not_found_error, client_internal_error) and an optional exit code. The exit code "+
+			"will be set to 0 if and only if the plugin call was successful.")
+	c.rotationAge = f.histogram("rest_client_exec_plugin_certificate_rotation_age", []float64{600, 1800, 3600, 14400,
+		86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000},
+		"[ALPHA] Histogram of the number of seconds the last auth exec plugin client certificate lived before being "+
+			"rotated. If auth exec plugin client certificates are unused, histogram will contain no data.")
 	f.gaugeFunc("rest_client_exec_plugin_ttl_seconds",
-		"[ALPHA] Gauge of the shortest TTL (time-to-live) of the client certificate(s) managed by the auth exec plugin. The value is in seconds until certificate expiry (negative if already expired). If auth exec plugins are unused or manage no TLS certificates, the value will be +INF.",
+		"[ALPHA] Gauge of the shortest TTL (time-to-live) of the client certificate(s) managed by the auth exec plugin. "+
+			"The value is in seconds until certificate expiry (negative if already expired). If auth exec plugins are unused "+
+			"or manage no TLS certificates, the value will be +INF.",
 		c.secondsLeft)
-	c.cacheEntries = f.gauge("rest_client_transport_cache_entries", "[ALPHA] Number of transport entries in the internal cache.")
-	c.cacheCalls = f.counters("rest_client_transport_create_calls_total", []string{"result"}, "[ALPHA] Number of calls to get a new transport, partitioned by the result of the operation hit: obtained from the cache, miss: created and added to the cache, miss-gc: recreated and added back to the cache after being garbage collected, uncacheable: created and not cached")
-	c.caReloads = f.counters("rest_client_transport_ca_reload_total", []string{"result", "reason"}, "[ALPHA] Number of times a CA reload is attempted, partitioned by the result and reason for the reload attempt")
-	c.rotationGCs = f.counter("rest_client_transport_cert_rotation_gc_calls_total", "[ALPHA] Number of times a cert rotation goroutine cancel func is called via GC cleanup of the associated transport")
-	c.cacheGCs = f.counters("rest_client_transport_cache_gc_calls_total", []string{"result"}, "[ALPHA] Number of times a GC cleanup attempts to delete a transport cache entry, partitioned by the result: deleted, skipped")
+	c.cacheEntries = f.gauge("rest_client_transport_cache_entries", "[ALPHA] Number of transport entries in the "+
+		"internal cache.")
+	c.cacheCalls = f.counters("rest_client_transport_create_calls_total", []string{"result"}, "[ALPHA] Number of calls "+
+		"to get a new transport, partitioned by the result of the operation hit: obtained from the cache, miss: created "+
+		"and added to the cache, miss-gc: recreated and added back to the cache after being garbage collected, "+
+		"uncacheable: created and not cached")
+	c.caReloads = f.counters("rest_client_transport_ca_reload_total", []string{"result", "reason"},
+		"[ALPHA] Number of times a CA reload is attempted, partitioned by the result and reason for the reload attempt")
+	c.rotationGCs = f.counter("rest_client_transport_cert_rotation_gc_calls_total", "[ALPHA] Number of times a cert "+
+		"rotation goroutine cancel func is called via GC cleanup of the associated transport")
+	c.cacheGCs = f.counters("rest_client_transport_cache_gc_calls_total", []string{"result"}, "[ALPHA] Number of times "+
+		"a GC cleanup attempts to delete a transport cache entry, partitioned by the result: deleted, skipped")
 	return c
 }
 

@@ -18,8 +18,10 @@ type SLIs struct {
 func NewSLIs() *SLIs {
 	s := &SLIs{registry: prometheus.NewRegistry()}
 	f := newFactory(s.registry)
-	s.last = f.gauges("kubernetes_healthcheck", []string{"name", "type"}, "[STABLE] This metric records the result of a single healthcheck.")
-	s.total = f.counters("kubernetes_healthchecks_total", []string{"name", "type", "status"}, "[STABLE] This metric records the results of all healthcheck.")
+	s.last = f.gauges("kubernetes_healthcheck", []string{"name", "type"}, "[STABLE] This metric records the result of a "+
+		"single healthcheck.")
+	s.total = f.counters("kubernetes_healthchecks_total", []string{"name", "type", "status"},
+		"[STABLE] This metric records the results of all healthcheck.")
 	start := f.gauge("process_start_time_seconds", "[ALPHA] Start time of the process since unix epoch in seconds.")
 	start.Set(seconds(time.Now()))
 	return s

@@ -26,7 +26,8 @@ kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1
 kubernetes_healthchecks_total{name="proxy",status="error",type="livez"} 2
 kubernetes_healthchecks_total{name="proxy",status="success",type="livez"} 1
 `
-	if err := testutil.GatherAndCompare(s.Gatherer(), strings.NewReader(want), "kubernetes_healthcheck", "kubernetes_healthchecks_total"); err != nil {
+	if err := testutil.GatherAndCompare(s.Gatherer(), strings.NewReader(want), "kubernetes_healthcheck",
+		"kubernetes_healthchecks_total"); err != nil {
 		t.Error(err)
 	}
 	s.Reset()

@@ -29,7 +29,8 @@ func TestLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin, both := process.CapabilitiesOf(unix.CAP_NET_ADMIN), process.CapabilitiesOf(unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE)
+	admin, both := process.CapabilitiesOf(unix.CAP_NET_ADMIN), process.CapabilitiesOf(unix.CAP_NET_ADMIN,
+		unix.CAP_NET_BIND_SERVICE)
 	state := func(permitted, bounding process.Capabilities) process.CapabilityState {
 		return process.CapabilityState{Permitted: permitted, Effective: permitted, Bounding: bounding, NoNewPrivileges: true}
 	}
@@ -43,11 +44,13 @@ func TestLimit(t *testing.T) {
 	}{
 		"root": {"", state(both, both), state(0, both)},
 		// It may not set the securebits, so programs that it starts as root have what the container has.
-		"a container's root":                     {noMore + "-all,+net_admin", state(admin, admin), state(admin, admin)},
-		"a container with more":                  {noMore + "-all,+net_admin,+net_raw,+setpcap", state(admin, admin), state(0, admin)},
+		"a container's root": {noMore + "-all,+net_admin", state(admin, admin), state(admin, admin)},
+		"a container with more": {noMore + "-all,+net_admin,+net_raw,+setpcap", state(admin, admin),
+			state(0, admin)},
 		"root that may not set the bounding set": {"--bounding-set=-setpcap", state(both, without), state(both, without)},
-		"a user with the capability":             {nobody + " --inh-caps=+net_admin --ambient-caps=+net_admin", state(admin, all.Bounding), state(0, all.Bounding)},
-		"a user without":                         {nobody, state(0, all.Bounding), state(0, all.Bounding)},
+		"a user with the capability": {nobody + " --inh-caps=+net_admin --ambient-caps=+net_admin",
+			state(admin, all.Bounding), state(0, all.Bounding)},
+		"a user without": {nobody, state(0, all.Bounding), state(0, all.Bounding)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			threads, children := limit(t, program, c.started)
@@ -61,8 +64,8 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestFileCapability: a user other than root has the capability by that of the binary in the image, if the container has it, also
-// under no_new_privs. Without it in the container the binary starts nevertheless.
+// TestFileCapability: a user other than root has the capability by that of the binary in the image, if the container
+// has it, also under no_new_privs. Without it in the container the binary starts nevertheless.
 func TestFileCapability(t *testing.T) {
 	testnet.SkipUnwanted(t)
 	program := buildLimited(t)
@@ -79,9 +82,13 @@ func TestFileCapability(t *testing.T) {
 		started string
 		want    process.CapabilityState
 	}{
-		"with it":                {user + "--inh-caps=-all,+net_admin --ambient-caps=-all,+net_admin --bounding-set=-all,+net_admin", process.CapabilityState{Permitted: admin, Effective: admin, Bounding: admin, NoNewPrivileges: true}},
-		"for root only (Docker)": {user + "--bounding-set=-all,+net_admin setpriv --no-new-privs", process.CapabilityState{Bounding: admin, NoNewPrivileges: true}},
-		"without":                {user + "--inh-caps=-all --ambient-caps=-all --bounding-set=-all", process.CapabilityState{NoNewPrivileges: true}},
+		"with it": {user + "--inh-caps=-all,+net_admin --ambient-caps=-all,+net_admin " +
+			"--bounding-set=-all,+net_admin", process.CapabilityState{Permitted: admin, Effective: admin, Bounding: admin,
+			NoNewPrivileges: true}},
+		"for root only (Docker)": {user + "--bounding-set=-all,+net_admin setpriv --no-new-privs",
+			process.CapabilityState{Bounding: admin, NoNewPrivileges: true}},
+		"without": {user + "--inh-caps=-all --ambient-caps=-all --bounding-set=-all",
+			process.CapabilityState{NoNewPrivileges: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			threads, _ := limit(t, program, c.started)
@@ -111,8 +118,8 @@ func buildLimited(t *testing.T) string {
 	return program
 }
 
-// limit starts the program by setpriv(1) with some arguments; without any, with the rights of the test. It returns the different states
-// of its threads, and those of a program that it starts.
+// limit starts the program by setpriv(1) with some arguments; without any, with the rights of the test. It returns the
+// different states of its threads, and those of a program that it starts.
 func limit(t *testing.T, program, started string) (threads, children []process.CapabilityState) {
 	t.Helper()
 	command := []string{program, fmt.Sprint(unix.CAP_NET_ADMIN), fmt.Sprint(unix.CAP_NET_BIND_SERVICE)}

@@ -14,9 +14,9 @@ import (
 // binaries of a release have no cgo.
 var ErrCgo = errors.New("the binary was built with cgo (build it with CGO_ENABLED=0)")
 
-// UseCapabilities makes those capabilities effective that the process has and does not use. The container image's binary has
-// CAP_NET_ADMIN as a permitted file capability, so that a user other than root has it too; the kernel leaves the rest to
-// the program (capabilities(7)). All threads change together.
+// UseCapabilities makes those capabilities effective that the process has and does not use. The container image's
+// binary has CAP_NET_ADMIN as a permitted file capability, so that a user other than root has it too; the kernel leaves
+// the rest to the program (capabilities(7)). All threads change together.
 //
 // Were it effective in the file, the kernel would refuse to start the binary in every container without the capability.
 func UseCapabilities() error {
@@ -45,7 +45,8 @@ func UseCapabilities() error {
 func LimitPrivileges(log *slog.Logger) {
 	before, after, err := LimitCapabilities(CapabilitiesOf(unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE))
 	if err != nil {
-		log.Warn("could not give up privileges; going on with more than nftproxy needs", "capabilities", after.Permitted.String(), "err", err)
+		log.Warn("could not give up privileges; going on with more than nftproxy needs", "capabilities",
+			after.Permitted.String(), "err", err)
 		return
 	}
 	if before != after {
@@ -95,7 +96,8 @@ const (
 	noSetuidFixupLocked                = 1 << 3
 	keepCapsLocked                     = 1 << 5
 	noAmbient, noAmbientLocked         = 1 << 6, 1 << 7
-	securebits                 uintptr = noRoot | noRootLocked | noSetuidFixupLocked | keepCapsLocked | noAmbient | noAmbientLocked
+	securebits                 uintptr = noRoot | noRootLocked | noSetuidFixupLocked | keepCapsLocked |
+		noAmbient | noAmbientLocked
 )
 
 // steps lead from a state to one without any other capability than those to keep. The order matters: the
@@ -107,7 +109,8 @@ func steps(s CapabilityState, keep Capabilities) []step {
 	var list []step
 	if s.Effective.Has(unix.CAP_SETPCAP) {
 		for _, c := range s.Bounding.Without(keep).members() {
-			list = append(list, prctl(fmt.Sprintf("drop capability %d from the bounding set", c), unix.PR_CAPBSET_DROP, uintptr(c)))
+			list = append(list, prctl(fmt.Sprintf("drop capability %d from the bounding set", c), unix.PR_CAPBSET_DROP,
+				uintptr(c)))
 		}
 		list = append(list, prctl("set the securebits", unix.PR_SET_SECUREBITS, securebits))
 	}
@@ -131,7 +134,8 @@ func capset(permitted, effective, inheritable Capabilities) step {
 			{Permitted: uint32(permitted), Effective: uint32(effective), Inheritable: uint32(inheritable)},
 			{Permitted: uint32(permitted >> 32), Effective: uint32(effective >> 32), Inheritable: uint32(inheritable >> 32)},
 		}
-		_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0)
+		_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)),
+			uintptr(unsafe.Pointer(&data)), 0)
 		return errno
 	}}
 }

@@ -50,7 +50,8 @@ func read(dir string) (CapabilityState, error) {
 // anyway, so every line must be there.
 func parse(text string) (CapabilityState, error) {
 	var s CapabilityState
-	sets := map[string]*Capabilities{"CapInh": &s.Inheritable, "CapPrm": &s.Permitted, "CapEff": &s.Effective, "CapBnd": &s.Bounding, "CapAmb": &s.Ambient}
+	sets := map[string]*Capabilities{"CapInh": &s.Inheritable, "CapPrm": &s.Permitted, "CapEff": &s.Effective,
+		"CapBnd": &s.Bounding, "CapAmb": &s.Ambient}
 	left := len(sets) + 1
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(line, ":")

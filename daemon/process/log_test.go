@@ -23,7 +23,8 @@ func TestClientLog(t *testing.T) {
 	klog.Background().Info("Waited for long")
 	klog.Background().Error(nil, "Cannot watch")
 	text := out.String()
-	if n := strings.Count(text, "\n"); n != 2 || !strings.Contains(text, "Waited for long") || !strings.Contains(text, `msg="Cannot watch"`) || strings.Count(text, "from=client-go") != 2 {
+	if n := strings.Count(text, "\n"); n != 2 || !strings.Contains(text, "Waited for long") ||
+		!strings.Contains(text, `msg="Cannot watch"`) || strings.Count(text, "from=client-go") != 2 {
 		t.Errorf("the log has %q, want the message and the error", text)
 	}
 }
@@ -42,8 +43,8 @@ func TestClientLogIsBounded(t *testing.T) {
 	}
 }
 
-// TestLogFormat: JSON has durations with their unit, as numbers have none. What is no terminal gets JSON, and text where
-// it is asked for, with the date and without the terminal's colours.
+// TestLogFormat: JSON has durations with their unit, as numbers have none. What is no terminal gets JSON, and text
+// where it is asked for, with the date and without the terminal's colours.
 func TestLogFormat(t *testing.T) {
 	defer klog.ClearLogger()
 	for format, want := range map[string][]string{

@@ -16,7 +16,9 @@ func TestFollowSleep(t *testing.T) {
 		var ahead atomic.Int64 // a time.Duration; the race detector does not know the order of time in a bubble
 		var told []time.Duration
 		ctx, cancel := context.WithCancel(t.Context())
-		go followSleep(ctx, func() time.Duration { return time.Duration(ahead.Load()) }, func(slept time.Duration) { told = append(told, slept) })
+		go followSleep(ctx, func() time.Duration { return time.Duration(ahead.Load()) }, func(slept time.Duration) {
+			told = append(told, slept)
+		})
 		step := func(by time.Duration) {
 			synctest.Wait()
 			ahead.Add(int64(by))

@@ -229,7 +229,8 @@ func (a *applier) lost(parts bool) bool {
 			continue
 		}
 		have := t.inKernel()
-		if n, err := a.kernel.Objects(have.ID()); err == nil && (n == 0 || parts && n < have.Chains.Len()+have.Sets.Len()+have.Timeouts.Len()) {
+		if n, err := a.kernel.Objects(have.ID()); err == nil && (n == 0 || parts && n < have.Chains.Len()+have.Sets.Len()+
+			have.Timeouts.Len()) {
 			t.mustBeRead()
 			lost = true
 		}

@@ -47,14 +47,17 @@ func TestForeignEdit(t *testing.T) {
 		"all elements deleted": func(r *rig, _ nft.TableID) {
 			r.deleteAll("services", "node-ports", "endpoints", "node-port-endpoints", "cluster-ips")
 		},
-		"table deleted":        func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}) },
-		"table deleted, empty": func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}, nft.AddTable{Table: table}) },
+		"table deleted": func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}) },
+		"table deleted, empty": func(r *rig, table nft.TableID) {
+			r.foreign(nft.DeleteTable{Table: table}, nft.AddTable{Table: table})
+		},
 		"our next element is there, with another verdict": func(r *rig, table nft.TableID) {
 			part := r.programWith(gen.UniformService(5, 3)).IPv4.Parts.At("ns-5/svc-5")
 			for _, e := range part.Elements {
 				if e.Set == "services" {
 					e.Verdict = nft.Verdict{Code: nft.Drop}
-					r.foreign(nft.AddElements{Table: table, Set: r.program().IPv4.Set("services"), Elements: []nft.OwnedElement{{Element: e}}})
+					r.foreign(nft.AddElements{Table: table, Set: r.program().IPv4.Set("services"),
+						Elements: []nft.OwnedElement{{Element: e}}})
 				}
 			}
 		},

@@ -73,7 +73,8 @@ func TestKernelForeignFamily(t *testing.T) {
 		for s.Snapshot != want {
 			s = <-syncs
 		}
-		if err := s.FamilyErr(nft.IPv6); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "stop it first") || !s.InForce(nft.IPv4) {
+		if err := s.FamilyErr(nft.IPv6); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "stop it first") ||
+			!s.InForce(nft.IPv4) {
 			t.Errorf("IPv6: %v; IPv4: %v", err, s.FamilyErr(nft.IPv4))
 		}
 		expectTable(t, conn, s.Program, nft.IPv4)

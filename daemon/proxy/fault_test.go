@@ -88,10 +88,13 @@ func TestFaults(t *testing.T) {
 		}
 		t.Logf("%-16s %5d cases of %2d faults", message, n, len(covered[message]))
 	}
-	t.Logf("%d cases of %d; the slowest was right after %s, with at most %d syncs more than without a fault", cases, total, worst, most)
+	t.Logf("%d cases of %d; the slowest was right after %s, with at most %d syncs more than without a fault", cases, total,
+		worst, most)
 	for _, message := range []string{
-		"add table", "delete table", "add chain", "delete chain", "add rule", "delete rule", "add set", "delete set", "add element", "delete element",
-		netlinkfault.Begin, netlinkfault.End, "get generation", "get table", "dump rule", "dump chain", "dump set", "dump element",
+		"add table", "delete table", "add chain", "delete chain", "add rule", "delete rule", "add set", "delete set",
+		"add element", "delete element",
+		netlinkfault.Begin, netlinkfault.End, "get generation", "get table", "dump rule", "dump chain", "dump set",
+		"dump element",
 	} {
 		if covered[message] == nil {
 			t.Errorf("no fault came at a message %q", message)

@@ -45,8 +45,10 @@ func TestRandomFaults(t *testing.T) {
 	for ; runs < least || time.Now().Before(end); runs++ {
 		c, decide, injected := randomCase(seed + uint64(runs))
 		run := r.run(t, c, decide)
-		if n := len(run.syncs); run.wrong != "" || n == 0 || run.syncs[n-1].Err != nil || len(run.syncs[n-1].Quarantined) > 0 {
-			t.Errorf("SEED=%d: %d faults; the last of %d syncs failed, left parts out, or the kernel differs (-want +got):\n%s", seed+uint64(runs), *injected, n, run.wrong)
+		if n := len(run.syncs); run.wrong != "" || n == 0 || run.syncs[n-1].Err != nil ||
+			len(run.syncs[n-1].Quarantined) > 0 {
+			t.Errorf("SEED=%d: %d faults; the last of %d syncs failed, left parts out, or the kernel differs (-want +got):\n%s",
+				seed+uint64(runs), *injected, n, run.wrong)
 		}
 		if c.name == "innocent" && len(run.leftOut) > 0 {
 			t.Errorf("SEED=%d: %v were left out, and no fault blamed a part", seed+uint64(runs), run.leftOut)
@@ -62,7 +64,8 @@ func TestRandomFaults(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("seeds %d to %d: %d faults, %d syncs failed; right again %s after the begin of the faults at the latest", seed, seed+uint64(runs)-1, faults, failed, longest)
+	t.Logf("seeds %d to %d: %d faults, %d syncs failed; right again %s after the begin of the faults at the latest", seed,
+		seed+uint64(runs)-1, faults, failed, longest)
 }
 
 // randomCase is a cluster with changes, the function that chooses the faults, and their number.

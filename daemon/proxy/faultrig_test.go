@@ -75,7 +75,8 @@ type faultRun struct {
 }
 
 // run runs a loop through the case, with the faults that decide chooses.
-func (r *faultRig) run(t *testing.T, c *faultCase, decide func(netlinkfault.Place) (netlinkfault.Fault, bool)) (run faultRun) {
+func (r *faultRig) run(t *testing.T, c *faultCase, decide func(netlinkfault.Place) (netlinkfault.Fault,
+	bool)) (run faultRun) {
 	t.Helper()
 	r.injector.Decide(netlinkfault.None)
 	r.deleteTables(t)
@@ -154,7 +155,8 @@ func (r *faultRig) difference(want *nft.Program) string {
 func (r *faultRig) deleteTables(t *testing.T) {
 	t.Helper()
 	for _, f := range nft.Families() {
-		err := r.conn.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: nft.TableID{Family: f, Name: rulesetConfig().Table}}}})
+		err := r.conn.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: nft.TableID{Family: f,
+			Name: rulesetConfig().Table}}}})
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			t.Fatal(err)
 		}

@@ -84,7 +84,8 @@ const (
 // DefaultConfig has the periods that suit a kernel which takes a batch in less
 // than a millisecond.
 func DefaultConfig() Config {
-	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: 250 * time.Millisecond, OwnedCheckPeriod: time.Second}
+	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: 250 * time.Millisecond,
+		OwnedCheckPeriod: time.Second}
 }
 
 // Loop applies the newest snapshot of a mailbox to the kernel.
@@ -146,8 +147,8 @@ func (l *Loop) Busy() time.Time {
 	return time.Time{}
 }
 
-// Run works until the context ends; the tables stay. It returns nil. The observers are further ones, after those of New:
-// what is told of the loop may be made of it.
+// Run works until the context ends; the tables stay. It returns nil. The observers are further ones, after those of
+// New: what is told of the loop may be made of it.
 func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Sync)) error {
 	l.observe = append(l.observe, observe...)
 	wake := time.NewTimer(0)
@@ -227,7 +228,8 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 // check. pays is the budget that pays for a sync that reads tables which others may have
 // changed; nil for another one.
 func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
-	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check}
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers,
+		Start: time.Now(), Check: check}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	before := l.config.CPU()

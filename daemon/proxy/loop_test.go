@@ -54,7 +54,8 @@ func startWith(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Bu
 }
 
 // startCompiling is startWith with another compiler.
-func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder, compile func(service.Snapshot) *nft.Program) *rig {
+func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder,
+	compile func(service.Snapshot) *nft.Program) *rig {
 	r := &rig{T: t, kernel: k, services: services, mailbox: service.NewMailbox(), stopped: make(chan struct{})}
 	r.loop = proxy.New(c, k, compile, func(s proxy.Sync) {
 		k.handOver()
@@ -183,7 +184,8 @@ func TestFirstChangeAtOnce(t *testing.T) {
 		r.inForce()
 		r.wantBatches(2)
 		for i, want := range []time.Time{began, changed} {
-			if s := r.syncs[i]; !s.Start.Equal(want) || !s.Since.Equal(want) || s.Err != nil || s.Latency() != 0 || s.Written == 0 {
+			if s := r.syncs[i]; !s.Start.Equal(want) || !s.Since.Equal(want) || s.Err != nil || s.Latency() != 0 ||
+				s.Written == 0 {
 				t.Errorf("sync %d: %+v, want one at %v", i, s, want)
 			}
 		}

@@ -41,7 +41,8 @@ service a/three created 2026-01-01T00:00:00Z
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable,
+		Settings: service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}}
 	good := ruleset.Compile(cfg, snapshot)
 	bad := &nft.Program{IPv4: good.IPv4.Clone(), IPv6: good.IPv6}
 	for _, name := range []string{"a/one", "a/three"} {

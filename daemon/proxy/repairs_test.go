@@ -78,7 +78,8 @@ func TestFlushedEachSecond(t *testing.T) {
 		r := startWith(t, often(), newKernel(), services(3))
 		r.publishAndWait()
 		for range 100 {
-			_ = r.kernel.model.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()}, nft.DeleteTable{Table: r.program().IPv6.ID()}}})
+			_ = r.kernel.model.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()},
+				nft.DeleteTable{Table: r.program().IPv6.ID()}}})
 			r.kernel.generation++
 			r.sleep(time.Second)
 			r.inForce()

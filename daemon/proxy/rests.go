@@ -23,12 +23,13 @@ const (
 	syncBurst = 10 * time.Second
 )
 
-// These bound the CPU time of the syncs for the objects of one namespace, so that nobody else pays for them: half of what all
-// have. Most namespaces never reach the burst.
+// These bound the CPU time of the syncs for the objects of one namespace, so that nobody else pays for them: half of
+// what all have. Most namespaces never reach the burst.
 const (
 	namespaceRest  = 2 * syncRest
 	namespaceBurst = 2 * time.Second
-	// longestHold is the longest time that a change waits because of its namespace: an endpoint that has gone is no longer used then.
+	// longestHold is the longest time that a change waits because of its namespace: an endpoint that has gone is no longer
+	// used then.
 	longestHold = 10 * time.Second
 )
 

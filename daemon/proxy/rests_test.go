@@ -41,7 +41,8 @@ func TestHotService(t *testing.T) {
 				rested++
 			}
 		}
-		t.Logf("%d syncs, %d of them with a rest, took %v of %d minutes; longest latency %v", len(r.syncs), rested, spent, minutes, longest)
+		t.Logf("%d syncs, %d of them with a rest, took %v of %d minutes; longest latency %v", len(r.syncs), rested, spent,
+			minutes, longest)
 		if most := minutes*time.Minute/10 + 10*time.Second + 2*cost; spent > most || spent < most/2 || rested == 0 {
 			t.Errorf("syncs took %v, want %v at most", spent, most)
 		}
@@ -56,8 +57,8 @@ func TestHotService(t *testing.T) {
 	})
 }
 
-// TestDebtorsDelayNobody: the changes of one namespace take a fifth of the time. With accounts the changes of others wait for one
-// of these syncs at most; without them all wait for nine times its cost.
+// TestDebtorsDelayNobody: the changes of one namespace take a fifth of the time. With accounts the changes of others
+// wait for one of these syncs at most; without them all wait for nine times its cost.
 func TestDebtorsDelayNobody(t *testing.T) {
 	for _, accounts := range []*pace.Accounts{nil, proxy.NewAccounts()} {
 		synctest.Test(t, func(t *testing.T) {
@@ -81,7 +82,8 @@ func TestDebtorsDelayNobody(t *testing.T) {
 				r.sleep(cost / 2)
 				before := len(r.syncs)
 				other := both("other", fmt.Sprintf("10.0.0.2:%d", 1000+n%2))
-				other.Name, other.ClusterIPs = service.NewName("elsewhere", "other"), []netip.Addr{netip.MustParseAddr("10.96.9.10")}
+				other.Name, other.ClusterIPs = service.NewName("elsewhere", "other"),
+					[]netip.Addr{netip.MustParseAddr("10.96.9.10")}
 				r.services.Set(other)
 				r.publish()
 				r.sleep(every - cost/2)

@@ -142,7 +142,8 @@ func TestInnocent(t *testing.T) {
 	for name, edit := range map[string]func(r *rig, e nft.OwnedElement){
 		"element added": func(r *rig, e nft.OwnedElement) {
 			e.Data, e.Verdict = e.Data[:0], nft.Verdict{Code: nft.Drop}
-			r.foreign(nft.AddElements{Table: r.program().IPv4.ID(), Set: r.program().IPv4.Set("services"), Elements: []nft.OwnedElement{e}})
+			r.foreign(nft.AddElements{Table: r.program().IPv4.ID(), Set: r.program().IPv4.Set("services"),
+				Elements: []nft.OwnedElement{e}})
 		},
 		"elements deleted": func(r *rig, _ nft.OwnedElement) { r.deleteAll("services") },
 	} {

@@ -23,7 +23,8 @@ func TestTriggers(t *testing.T) {
 			t.Helper()
 			k.handOver()
 			r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
-			r.mailbox.Put(service.Update{Snapshot: r.services.Snapshot(), Since: time.Now(), Triggers: triggers, Changes: service.Changes{Services: changes}})
+			r.mailbox.Put(service.Update{Snapshot: r.services.Snapshot(), Since: time.Now(), Triggers: triggers,
+				Changes: service.Changes{Services: changes}})
 			synctest.Wait()
 		}
 		first := service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{{time.Unix(1, 0)}, {time.Unix(2, 0)}}}
@@ -35,7 +36,8 @@ func TestTriggers(t *testing.T) {
 		k.handOver()
 		k.refuse = nil
 		r.sleep(config().RetryPeriod)
-		if s := r.last(); s.Err != nil || !cmp.Equal(s.Triggers, service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{nil, *first.Of(ip.V6)}}) {
+		if s := r.last(); s.Err != nil ||
+			!cmp.Equal(s.Triggers, service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{nil, *first.Of(ip.V6)}}) {
 			t.Errorf("retry: err %v, triggers %v", s.Err, s.Triggers)
 		}
 		r.sleep(config().MinSyncPeriod)

@@ -30,8 +30,10 @@ func chart(list []record, now time.Time) *html.Node {
 		element("desc", attributes("id", "chart-desc"), literal(describe(list))))
 	for e := low; e <= high; e++ {
 		at := number(y(decade(e)))
-		svg.AppendChild(element("line", attributes("class", "grid", "x1", number(chartLeft), "x2", number(chartWidth-chartRight), "y1", at, "y2", at)))
-		svg.AppendChild(element("text", attributes("x", number(chartLeft-6), "y", at, "dy", "0.35em", "text-anchor", "end"), literal(decadeName(e))))
+		svg.AppendChild(element("line", attributes("class", "grid", "x1", number(chartLeft), "x2",
+			number(chartWidth-chartRight), "y1", at, "y2", at)))
+		svg.AppendChild(element("text", attributes("x", number(chartLeft-6), "y", at, "dy", "0.35em", "text-anchor", "end"),
+			literal(decadeName(e))))
 	}
 	slot := float64(chartWidth-chartLeft-chartRight) / float64(max(len(list), historyLength/4))
 	for i := range list {
@@ -40,7 +42,8 @@ func chart(list []record, now time.Time) *html.Node {
 	if len(list) > 0 {
 		last := chartLeft + float64(len(list))*slot
 		under := number(chartHeight - 9)
-		svg.AppendChild(element("text", attributes("x", number(chartLeft), "y", under), text("%s ago", duration(max(0, now.Sub(list[0].start))))))
+		svg.AppendChild(element("text", attributes("x", number(chartLeft), "y", under),
+			text("%s ago", duration(max(0, now.Sub(list[0].start))))))
 		if last > chartLeft+chartWidth/2 {
 			svg.AppendChild(element("text", attributes("x", number(last), "y", under, "text-anchor", "end"),
 				text("%s ago", duration(max(0, now.Sub(list[len(list)-1].start))))))
@@ -61,7 +64,8 @@ func bar(r *record, x, slot float64, y func(time.Duration) float64) *html.Node {
 	top, foot := y(r.lasted()), float64(chartHeight-chartBottom)
 	width := max(1, slot-1)
 	g := element("g", attributes("class", class),
-		element("rect", attributes("x", number(x), "y", number(top), "width", number(width), "height", number(max(1, foot-top)))))
+		element("rect", attributes("x", number(x), "y", number(top), "width", number(width), "height",
+			number(max(1, foot-top)))))
 	if r.err != "" {
 		const arm = 4.0
 		middle, at := x+width/2, max(chartTop, top)
@@ -111,7 +115,8 @@ func describe(list []record) string {
 		}
 	}
 	slices.Sort(lasted)
-	s := fmt.Sprintf("The last %s: median %s, longest %s.", count(len(list), "sync", "syncs"), duration(lasted[len(lasted)/2]), duration(lasted[len(lasted)-1]))
+	s := fmt.Sprintf("The last %s: median %s, longest %s.", count(len(list), "sync", "syncs"),
+		duration(lasted[len(lasted)/2]), duration(lasted[len(lasted)-1]))
 	if failed > 0 {
 		s += fmt.Sprintf(" Of these, %d failed.", failed)
 	}

@@ -31,15 +31,18 @@ const (
 func (p *Page) servicePage(q *request) *answer {
 	v := p.newest.Load()
 	if v == nil {
-		return p.trouble(http.StatusServiceUnavailable, "No Services yet", "No sync has ended yet, so no Service is served by this process.")
+		return p.trouble(http.StatusServiceUnavailable, "No Services yet", "No sync has ended yet, so no Service is served "+
+			"by this process.")
 	}
 	s, found := v.snapshot.Services.Get(q.service)
 	if !found {
 		return p.trouble(http.StatusNotFound, "No such Service", fmt.Sprintf(
-			"This node serves no Service %q. Headless Services, Services of type ExternalName and Services of another service proxy are none of nftproxy's.", cut(string(q.service), maxQuery)))
+			"This node serves no Service %q. Headless Services, Services of type ExternalName and Services of another service "+
+				"proxy are none of nftproxy's.", cut(string(q.service), maxQuery)))
 	}
 	if q.port > len(s.Ports) {
-		return p.trouble(http.StatusNotFound, "No such port", fmt.Sprintf("The Service %s has %s.", s.Name, count(len(s.Ports), "port", "ports")))
+		return p.trouble(http.StatusNotFound, "No such port", fmt.Sprintf("The Service %s has %s.", s.Name,
+			count(len(s.Ports), "port", "ports")))
 	}
 	d := p.newDetail(v, s, q)
 	parts := []*html.Node{element("p", nil, badges(v.stateOf(s))), d.reasons(), d.facts()}
@@ -55,8 +58,10 @@ func (p *Page) servicePage(q *request) *answer {
 			parts = append(parts, d.port(i))
 		}
 	}
-	parts = append(parts, element("p", attributes("class", "help"), text("As of %s.", v.at.UTC().Format("2006-01-02 15:04:05 UTC"))))
-	return &answer{code: http.StatusOK, document: p.document(fmt.Sprintf("%s – nftproxy on %s", s.Name, p.config.Node), "Service "+string(s.Name), parts...)}
+	parts = append(parts, element("p", attributes("class", "help"),
+		text("As of %s.", v.at.UTC().Format("2006-01-02 15:04:05 UTC"))))
+	return &answer{code: http.StatusOK, document: p.document(fmt.Sprintf("%s – nftproxy on %s", s.Name, p.config.Node),
+		"Service "+string(s.Name), parts...)}
 }
 
 // detail is the page of one Service in the making.
@@ -72,7 +77,8 @@ type detail struct {
 }
 
 func (p *Page) newDetail(v *view, s *service.Service, q *request) *detail {
-	d := &detail{page: p, view: v, service: s, request: q, rows: maxRows, protected: map[service.Claim]service.Protection{}}
+	d := &detail{page: p, view: v, service: s, request: q, rows: maxRows,
+		protected: map[service.Claim]service.Protection{}}
 	for c := range v.snapshot.Conflicts.At(s.Name).All() {
 		if c.Protected != "" {
 			d.protected[c.Claim] = c.Protected
@@ -87,7 +93,8 @@ func (d *detail) reasons() *html.Node {
 	var list []*html.Node
 	if err, held := v.quarantined[string(s.Name)]; held {
 		list = append(list, element("p", attributes("class", "note bad"), plain("strong", "In quarantine. "),
-			text("The kernel refused the rules of this Service, so they are left out; other Services are served. nftproxy tries again by itself. The kernel's answer: "), literal(cut(err.Error(), maxError))))
+			text("The kernel refused the rules of this Service, so they are left out; other Services are served. nftproxy "+
+				"tries again by itself. The kernel's answer: "), literal(cut(err.Error(), maxError))))
 	}
 	found := v.stateOf(s)
 	for rank, k := range kinds() {
@@ -128,7 +135,8 @@ func (d *detail) facts() *html.Node {
 		{"externalTrafficPolicy", textCell(s.ExternalPolicy.String())},
 	}
 	if s.AffinityTimeout > 0 {
-		list = append(list, fact{"Session affinity", textCell("ClientIP, for " + duration(s.AffinityTimeout) + " after the last new connection")})
+		list = append(list, fact{"Session affinity", textCell("ClientIP, for " + duration(s.AffinityTimeout) +
+			" after the last new connection")})
 	}
 	if s.Sources != nil {
 		ranges := joined(s.Sources.Ranges(), maxRanges)
@@ -199,7 +207,8 @@ func (d *detail) port(i int) *html.Node {
 		}
 		more += others
 	}
-	nodes := []*html.Node{table("cards", name+": addresses", []string{"Address", "Kind", "What new connections meet", "Explanation"}, ways)}
+	nodes := []*html.Node{table("cards", name+": addresses", []string{"Address", "Kind", "What new connections meet",
+		"Explanation"}, ways)}
 	if more > 0 {
 		nodes = append(nodes, plain("p", fmt.Sprintf("And %s more of the same kinds.", count(more, "address", "addresses"))))
 	}
@@ -231,7 +240,8 @@ func (d *detail) endpoints(i int, name string, choices *ip.PerFamily[service.Cho
 	d.rows -= len(rows)
 	var nodes []*html.Node
 	if len(rows) > 0 {
-		caption := fmt.Sprintf("%s: endpoints %s to %s of %s", name, thousands(skip+1), thousands(skip+len(rows)), thousands(all.Len()))
+		caption := fmt.Sprintf("%s: endpoints %s to %s of %s", name, thousands(skip+1), thousands(skip+len(rows)),
+			thousands(all.Len()))
 		nodes = append(nodes, table("cards", caption, []string{"Endpoint", "State", "Node", "New connections"}, rows))
 	}
 	if len(rows) < all.Len() {
@@ -248,7 +258,9 @@ func (d *detail) endpointPages(i, n int) *html.Node {
 	if d.request.port == 0 {
 		return element("p", nil, link(d.portURL(i, 1), fmt.Sprintf("All %s endpoints of this port", thousands(n))))
 	}
-	return pagination("Pages of endpoints", min(d.request.page, pages), pages, func(page int) string { return d.portURL(i, page) })
+	return pagination("Pages of endpoints", min(d.request.page, pages), pages, func(page int) string {
+		return d.portURL(i, page)
+	})
 }
 
 // endpointRow is a row of the table of endpoints.
@@ -273,7 +285,8 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 	if e.Zones != "" {
 		state += "; hint: for zones " + cut(string(e.Zones), maxQuery)
 	}
-	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node), textCell(d.connections(e, p, choices.Of(ip.Of(e.Addr.Addr()))))}
+	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node),
+		textCell(d.connections(e, p, choices.Of(ip.Of(e.Addr.Addr()))))}
 }
 
 // endpointState says in words what the conditions of an endpoint mean.

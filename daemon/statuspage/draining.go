@@ -69,7 +69,9 @@ func (p *Page) lookAgain(ctx context.Context, v *view) {
 		for i := range list {
 			l.connections += list[i].Connections
 		}
-		slices.SortStableFunc(list, func(a, b inspect.DrainingEndpoint) int { return cmp.Compare(b.Connections, a.Connections) })
+		slices.SortStableFunc(list, func(a, b inspect.DrainingEndpoint) int {
+			return cmp.Compare(b.Connections, a.Connections)
+		})
 		l.found, l.draining = len(list), slices.Clone(list[:min(len(list), maxDraining)])
 	}
 }
@@ -91,7 +93,8 @@ func (v *view) activity() func(service.Name, service.Port, netip.AddrPort) bool 
 			last, choice = asked, service.Choice{}
 			if s := v.snapshot.Services.At(name); s != nil && s.InFamily(asked.family) {
 				if i := slices.IndexFunc(s.Ports, func(p service.Port) bool {
-					return (p.Name == like.Name && !p.IsRange() || p.IsRange() && like.Port == 0 && like.Name == service.RangesText) && p.Protocol == like.Protocol
+					return (p.Name == like.Name && !p.IsRange() || p.IsRange() && like.Port == 0 && like.Name == service.RangesText) &&
+						p.Protocol == like.Protocol
 				}); i >= 0 {
 					choice = s.Choose(&s.Ports[i], v.snapshot.Node, asked.family)
 				}
@@ -105,7 +108,8 @@ func (v *view) activity() func(service.Name, service.Port, netip.AddrPort) bool 
 func (p *Page) drainingPage(ctx context.Context) *answer {
 	v := p.newest.Load()
 	if v == nil || p.config.Connections == nil {
-		return p.trouble(http.StatusServiceUnavailable, "No connections to show", "No sync has ended yet, so the proxy does not know whose the connections are.")
+		return p.trouble(http.StatusServiceUnavailable, "No connections to show", "No sync has ended yet, so the proxy "+
+			"does not know whose the connections are.")
 	}
 	now := time.Now()
 	fresh := !p.look.next().After(now)
@@ -120,19 +124,23 @@ func (p *Page) drainingPage(ctx context.Context) *answer {
 	}
 	about += fmt.Sprintf("The next look is possible in %s.", duration(max(0, l.next().Sub(now))))
 	parts := []*html.Node{
-		plain("p", "These endpoints get no new connections of their Service port on this node, since they terminate, are not ready, have gone, or are not chosen here. But they still have connections or UDP flows."),
+		plain("p", "These endpoints get no new connections of their Service port on this node, since they terminate, are "+
+			"not ready, have gone, or are not chosen here. But they still have connections or UDP flows."),
 		element("p", attributes("class", "help"), literal("As of "), moment(l.at, now), literal(". "+about)),
 	}
 	if l.err != nil {
-		parts = append(parts, element("p", attributes("class", "note bad"), literal("Connections may be missing: "+cut(l.err.Error(), maxError))))
+		parts = append(parts, element("p", attributes("class", "note bad"),
+			literal("Connections may be missing: "+cut(l.err.Error(), maxError))))
 	}
 	if l.found == 0 {
 		parts = append(parts, plain("p", "No such endpoint has connections."))
 	} else {
 		parts = append(parts, l.table())
 	}
-	parts = append(parts, element("p", nil, literal("The same as text: "), plain("code", "nftproxy get endpoints --draining")))
-	return &answer{code: http.StatusOK, document: p.document("Draining endpoints – nftproxy on "+p.config.Node, "Draining endpoints", parts...)}
+	parts = append(parts, element("p", nil, literal("The same as text: "),
+		plain("code", "nftproxy get endpoints --draining")))
+	return &answer{code: http.StatusOK, document: p.document("Draining endpoints – nftproxy on "+p.config.Node,
+		"Draining endpoints", parts...)}
 }
 
 func (l *look) table() *html.Node {
@@ -145,7 +153,8 @@ func (l *look) table() *html.Node {
 			numberCell(thousands(d.Connections)), numberCell(thousands(d.Closing)),
 		})
 	}
-	caption := fmt.Sprintf("%s with %s", count(l.found, "endpoint", "endpoints"), count(l.connections, "connection", "connections"))
+	caption := fmt.Sprintf("%s with %s", count(l.found, "endpoint", "endpoints"), count(l.connections, "connection",
+		"connections"))
 	if l.found > len(l.draining) {
 		caption += fmt.Sprintf("; the %d with the most connections", len(l.draining))
 	}

@@ -33,7 +33,8 @@ func TestDraining(t *testing.T) {
 	for _, tr := range elements(elements(a.doc, "tbody")[0], "tr") {
 		rows = append(rows, words(tr))
 	}
-	if want := []string{"10.244.9.9:80 e/first 80/tcp 3 0", "10.244.1.9:8080 a/serving 80/tcp 2 0"}; fmt.Sprint(rows) != fmt.Sprint(want) {
+	if want := []string{"10.244.9.9:80 e/first 80/tcp 3 0",
+		"10.244.1.9:8080 a/serving 80/tcp 2 0"}; fmt.Sprint(rows) != fmt.Sprint(want) {
 		t.Errorf("rows %q, want %q", rows, want)
 	}
 	for _, want := range []string{"2 endpoints with 5 connections", "Connections may be missing: dump interrupted"} {
@@ -63,7 +64,8 @@ func TestLooksAreRationed(t *testing.T) {
 			if !strings.Contains(words(get(t, p, "/status?view=draining").doc), "No such endpoint has connections") {
 				t.Error("the first look is not shown")
 			}
-			if got := words(get(t, p, "/status?view=draining").doc); !strings.Contains(got, "they are rationed, and this one is shown again") {
+			if got := words(get(t, p, "/status?view=draining").doc); !strings.Contains(got,
+				"they are rationed, and this one is shown again") {
 				t.Errorf("the second request does not say that it shows the same: %s", got)
 			}
 			for range 120 {

@@ -22,13 +22,15 @@ func TestEjectedShown(t *testing.T) {
 		}
 	}
 	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
-	left := service.NewNotes([]service.Ejection{{PortEndpoint: p.At(addr.Addr), Since: since, Why: "5 connections without answer, 2 tries of this node failed"}})
+	left := service.NewNotes([]service.Ejection{{PortEndpoint: p.At(addr.Addr), Since: since,
+		Why: "5 connections without answer, 2 tries of this node failed"}})
 	builder.SetEjections(service.Ejections{}.Set(s.Name, &left))
 	page := newPage()
 	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
 		page.Observe(s)
 	}
-	const want = "left out, because it does not answer this node, since 12:03:07: 5 connections without answer, 2 tries of this node failed"
+	const want = "left out, because it does not answer this node, since 12:03:07: 5 connections without answer, 2 tries " +
+		"of this node failed"
 	if body := ask(t, page, http.MethodGet, "/status?service=a/serving").body; !strings.Contains(body, want) {
 		t.Errorf("the page does not say %q:\n%s", want, body)
 	}
@@ -41,7 +43,8 @@ func TestGrowingShown(t *testing.T) {
 	p := &s.Ports[0]
 	var list []service.Growing
 	for e := range p.Endpoints.All() {
-		list = append(list, service.Growing{PortEndpoint: p.At(e.Addr), Part: 1, Since: time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)})
+		list = append(list, service.Growing{PortEndpoint: p.At(e.Addr), Part: 1, Since: time.Date(2026, 11, 26, 12, 3, 7, 0,
+			time.UTC)})
 	}
 	growers := service.NewNotes(list)
 	builder.SetGrowth(service.Growth{}.Set(s.Name, &growers))

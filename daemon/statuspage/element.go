@@ -139,7 +139,8 @@ func moment(t, now time.Time) *html.Node {
 		ago = duration(d) + " ago"
 	}
 	t = t.UTC()
-	return element("span", nil, element("time", attributes("datetime", t.Format(time.RFC3339)), literal(t.Format(form))), text(" (%s)", ago))
+	return element("span", nil, element("time", attributes("datetime", t.Format(time.RFC3339)), literal(t.Format(form))),
+		text(" (%s)", ago))
 }
 
 // duration shows two or three figures of a duration.

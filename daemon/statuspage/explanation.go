@@ -35,7 +35,8 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 	command := p.explainCommand(q.explain)
 	if wait := budget.Ready().Sub(now); wait > 0 {
 		a := p.trouble(http.StatusTooManyRequests, "Asked too often", fmt.Sprintf(
-			"An explanation reads the kernel's tables. Explanations on this page have used up their share of the processor (1/%d of a core). Ask again in %s, or run on the node: %s",
+			"An explanation reads the kernel's tables. Explanations on this page have used up their share of the processor "+
+				"(1/%d of a core). Ask again in %s, or run on the node: %s",
 			explainShare, duration(wait.Round(time.Second)+time.Second), command))
 		a.retryAfter = wait
 		return a
@@ -47,7 +48,8 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 	}
 	if n := v.elements(); n > maxExplained {
 		return p.trouble(http.StatusServiceUnavailable, "Too large to explain here", fmt.Sprintf(
-			"The tables have %s elements. The daemon reads no more than %s for a page, to save memory. Run on the node: %s", thousands(n), thousands(maxExplained), command))
+			"The tables have %s elements. The daemon reads no more than %s for a page, to save memory. Run on the node: %s",
+			thousands(n), thousands(maxExplained), command))
 	}
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
@@ -60,11 +62,13 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 		element("p", attributes("class", "note"), plain("strong", string(e.Outcome)+": "), literal(e.Summary+".")),
 		p.questionFacts(&e), p.clientForm(q), endpointsOf(&e),
 		textList("why", "Why", e.Causes),
-		textList("problems", "What cannot be used of the Service's objects", e.Problems), textList("remedies", "What to do", e.Remedies),
+		textList("problems", "What cannot be used of the Service's objects", e.Problems), textList("remedies", "What to do",
+			e.Remedies),
 		stepList("steps", "Steps on the most likely way", e.Steps),
 	}
 	for i, o := range e.Otherwise[:min(len(e.Otherwise), maxListed)] {
-		parts = append(parts, stepList(fmt.Sprintf("otherwise-%d", i+1), "Otherwise, with a chance of "+percent(o.Chance), o.Steps))
+		parts = append(parts, stepList(fmt.Sprintf("otherwise-%d", i+1), "Otherwise, with a chance of "+percent(o.Chance),
+			o.Steps))
 	}
 	var others []string
 	for _, o := range e.Others {
@@ -73,7 +77,8 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 	parts = append(parts, textList("others", "Chains of other programs on the way, which may drop or change it", others),
 		textList("notes", "Notes", e.Notes), textList("assumed", "Assumed", e.Assumed),
 		element("p", nil, literal("The same as text: "), plain("code", command)))
-	return &answer{code: http.StatusOK, document: p.document("Explanation of "+to+" – nftproxy on "+p.config.Node, "What the rules do with a packet to "+to, parts...)}
+	return &answer{code: http.StatusOK, document: p.document("Explanation of "+to+" – nftproxy on "+p.config.Node,
+		"What the rules do with a packet to "+to, parts...)}
 }
 
 // questionFacts says which packet is explained.
@@ -90,7 +95,8 @@ func (p *Page) questionFacts(e *explain.Explanation) *html.Node {
 		list = append(list, fact{"Service", textCell(strings.TrimSuffix(e.Service+":"+e.Port, ":"))})
 	}
 	if a := e.Affinity; a != nil {
-		list = append(list, fact{"Remembered", textCell(fmt.Sprintf("the client keeps %s for %s", a.Endpoint, duration(time.Duration(a.ExpiresSeconds)*time.Second)))})
+		list = append(list, fact{"Remembered", textCell(fmt.Sprintf("the client keeps %s for %s", a.Endpoint,
+			duration(time.Duration(a.ExpiresSeconds)*time.Second)))})
 	}
 	return section("packet", "The first packet of a connection", facts(list...))
 }
@@ -100,12 +106,15 @@ func (p *Page) clientForm(q *request) *html.Node {
 	return element("form", attributes("method", "get"),
 		element("label", attributes("for", "from"), literal("Another client")),
 		element("div", attributes("class", "field"),
-			element("input", attributes("type", "text", "id", "from", "name", "from", "value", q.from.String(), "maxlength", fmt.Sprint(maxQuery), "aria-describedby", "from-help",
+			element("input", attributes("type", "text", "id", "from", "name", "from", "value", q.from.String(), "maxlength",
+				fmt.Sprint(maxQuery), "aria-describedby", "from-help",
 				"autocapitalize", "none", "autocomplete", "off", "spellcheck", "false")),
 			element("input", attributes("type", "hidden", "name", "explain", "value", q.explain.String())),
 			element("button", attributes("type", "submit"), literal("Explain"))),
-		element("p", attributes("id", "from-help", "class", "help"), literal("An address, such as "), plain("code", "10.244.1.5"), literal(", an address with the interface by which its packets come, such as "),
-			plain("code", "203.0.113.9@eth0"), literal(", or "), plain("code", "node"), literal(" for a process of the node. Without one, a likely client is chosen.")))
+		element("p", attributes("id", "from-help", "class", "help"), literal("An address, such as "),
+			plain("code", "10.244.1.5"), literal(", an address with the interface by which its packets come, such as "),
+			plain("code", "203.0.113.9@eth0"), literal(", or "), plain("code", "node"),
+			literal(" for a process of the node. Without one, a likely client is chosen.")))
 }
 
 func endpointsOf(e *explain.Explanation) *html.Node {
@@ -119,9 +128,11 @@ func endpointsOf(e *explain.Explanation) *html.Node {
 		if t.Masqueraded {
 			source = "masqueraded " + t.MasqueradedBy
 		}
-		rows = append(rows, []cell{textCell(t.Address), numberCell(percent(t.Chance)), textCell(source), textCell(t.Way), textCell(t.About)})
+		rows = append(rows, []cell{textCell(t.Address), numberCell(percent(t.Chance)), textCell(source), textCell(t.Way),
+			textCell(t.About)})
 	}
-	return section("endpoints", "Endpoints", table("cards", fmt.Sprintf("%s of %s", thousands(len(rows)), count(len(e.Endpoints), "endpoint", "endpoints")),
+	return section("endpoints", "Endpoints", table("cards", fmt.Sprintf("%s of %s", thousands(len(rows)),
+		count(len(e.Endpoints), "endpoint", "endpoints")),
 		[]string{"Endpoint", "Chance", "Source address", "Way", "About"}, rows))
 }
 
@@ -146,10 +157,12 @@ func stepList(id, heading string, steps []explain.Step) *html.Node {
 		s := &steps[i]
 		rows = append(rows, []cell{
 			textCell(fmt.Sprintf("%s, rule %d", s.Chain, s.Number)), textCell(s.Says),
-			{element("span", nil, plain("code", cut(s.Rule, maxError)), literal(" "+cut(strings.Join(s.Elements, ", "), maxError)))},
+			{element("span", nil, plain("code", cut(s.Rule, maxError)),
+				literal(" "+cut(strings.Join(s.Elements, ", "), maxError)))},
 		})
 	}
-	return section(id, heading, table("cards", "Rules that the packet meets, in their order", []string{"Rule", "What it does", "Text"}, rows))
+	return section(id, heading, table("cards", "Rules that the packet meets, in their order",
+		[]string{"Rule", "What it does", "Text"}, rows))
 }
 
 // percent shows a chance from 0 to 1.

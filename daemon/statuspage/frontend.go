@@ -34,7 +34,8 @@ func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, 
 			more++
 			continue
 		}
-		f := frontend{claim: service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, kind: "external IP", at: netip.AddrPortFrom(a, p.First())}
+		f := frontend{claim: service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, kind: "external IP",
+			at: netip.AddrPortFrom(a, p.First())}
 		switch {
 		case slices.Contains(s.ClusterIPs, a):
 			f.kind, f.internal = "cluster IP", true
@@ -132,13 +133,16 @@ func outcome(s *service.Service, claim service.Claim, internal bool, c *service.
 	case internal || s.ExternalPolicy == service.Cluster:
 		return one(c.Cluster.Len(), "")
 	case c.Local.Len() == 0 && failover == service.FailoverPass:
-		return "from outside " + passed + "no endpoint is on this node; from this node and its pods " + one(c.Cluster.Len(), "")
+		return "from outside " + passed + "no endpoint is on this node; from this node and its pods " + one(c.Cluster.Len(),
+			"")
 	case c.Local.Len() == 0 && failover == service.FailoverCluster:
 		return one(c.Cluster.Len(), "") + ": external-failover is cluster, and no endpoint is on this node"
 	case c.Local.Len() == 0:
-		return "from outside dropped: externalTrafficPolicy is Local, and no endpoint is on this node; from this node and its pods " + one(c.Cluster.Len(), "")
+		return "from outside dropped: externalTrafficPolicy is Local, and no endpoint is on this node; from this node and " +
+			"its pods " + one(c.Cluster.Len(), "")
 	}
-	return "from outside " + one(c.Local.Len(), " on this node") + "; from this node and its pods " + one(c.Cluster.Len(), "")
+	return "from outside " + one(c.Local.Len(), " on this node") + "; from this node and its pods " + one(c.Cluster.Len(),
+		"")
 }
 
 // explanationOf leads to the explanation of a Service's first frontend.
@@ -155,5 +159,6 @@ func (p *Page) explanation(at netip.AddrPort, protocol service.Protocol) *html.N
 	if p.config.Explain == nil {
 		return plain("code", p.explainCommand(destination))
 	}
-	return element("a", attributes("class", "explain", "href", request{explain: destination, rank: -1}.url()), literal("Explain "+destination.String()))
+	return element("a", attributes("class", "explain", "href", request{explain: destination, rank: -1}.url()),
+		literal("Explain "+destination.String()))
 }

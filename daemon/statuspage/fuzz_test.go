@@ -32,7 +32,8 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answers := []int{http.StatusOK, http.StatusBadRequest, http.StatusNotFound, http.StatusTooManyRequests, http.StatusServiceUnavailable}
+		answers := []int{http.StatusOK, http.StatusBadRequest, http.StatusNotFound, http.StatusTooManyRequests,
+			http.StatusServiceUnavailable}
 		if !slices.Contains(answers, w.Code) {
 			t.Errorf("status %d:\n%s", w.Code, body)
 		}
@@ -41,11 +42,13 @@ func FuzzRequest(f *testing.F) {
 			t.Fatal(err)
 		}
 		for d := range doc.Descendants() {
-			if slices.Contains([]string{"script", "iframe", "img", "object", "embed", "base"}, d.Data) && d.Type == html.ElementNode {
+			if slices.Contains([]string{"script", "iframe", "img", "object", "embed", "base"}, d.Data) &&
+				d.Type == html.ElementNode {
 				t.Errorf("the page has <%s>", d.Data)
 			}
 			for _, a := range d.Attr {
-				if strings.HasPrefix(a.Key, "on") || a.Key == "href" && a.Val != "data:," && !strings.HasPrefix(a.Val, "?") && !strings.HasPrefix(a.Val, "#") && !strings.HasPrefix(a.Val, "/") {
+				if strings.HasPrefix(a.Key, "on") || a.Key == "href" && a.Val != "data:," && !strings.HasPrefix(a.Val, "?") &&
+					!strings.HasPrefix(a.Val, "#") && !strings.HasPrefix(a.Val, "/") {
 					t.Errorf("<%s> has %s=%q", d.Data, a.Key, a.Val)
 				}
 			}

@@ -90,7 +90,8 @@ func TestInFlight(t *testing.T) {
 			go func() { codes <- ask(p).Code }()
 		}
 		synctest.Wait()
-		if w := ask(p); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "Too many requests at once") {
+		if w := ask(p); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(),
+			"Too many requests at once") {
 			t.Errorf("one too many: %d", w.Code)
 		}
 		close(leave)

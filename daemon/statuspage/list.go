@@ -72,13 +72,15 @@ func (l *list) nodes() []*html.Node {
 	total := l.view.snapshot.Services.Len()
 	nodes := []*html.Node{l.overviewOfStates(total), l.form()}
 	if l.page.config.Connections != nil {
-		nodes = append(nodes, element("p", nil, link(request{draining: true, rank: -1}.url(), "Draining endpoints and their connections"),
+		nodes = append(nodes, element("p", nil, link(request{draining: true, rank: -1}.url(),
+			"Draining endpoints and their connections"),
 			literal(": this looks at connection tracking, which costs the node some CPU time.")))
 	}
 	if len(l.others) > 0 {
 		items := element("ul", nil)
 		for _, name := range l.others {
-			items.AppendChild(element("li", nil, plain("strong", name), literal(": "+cut(l.view.quarantined[name].Error(), maxError))))
+			items.AppendChild(element("li", nil, plain("strong", name),
+				literal(": "+cut(l.view.quarantined[name].Error(), maxError))))
 		}
 		nodes = append(nodes, plain("p", "In quarantine beside Services, since the kernel refuses them:"), items)
 	}
@@ -94,12 +96,14 @@ func (l *list) nodes() []*html.Node {
 	}
 	page := min(q.page, l.pages())
 	first := (page-1)*pageRows + 1
-	caption := fmt.Sprintf("%s: %s to %s of %s", what, thousands(first), thousands(first+len(l.rows)-1), thousands(l.found))
+	caption := fmt.Sprintf("%s: %s to %s of %s", what, thousands(first), thousands(first+len(l.rows)-1),
+		thousands(l.found))
 	rows := make([][]cell, 0, len(l.rows))
 	for _, s := range l.rows {
 		rows = append(rows, l.row(s))
 	}
-	nodes = append(nodes, table("cards services", caption, []string{"Service", "State", "Addresses", "Ports and endpoints", "Explanation"}, rows))
+	nodes = append(nodes, table("cards services", caption, []string{"Service", "State", "Addresses", "Ports and endpoints",
+		"Explanation"}, rows))
 	return append(nodes, pagination("Pages of Services", page, l.pages(), func(n int) string {
 		other := *q
 		other.page = n
@@ -137,15 +141,19 @@ func (l *list) form() *html.Node {
 	form := element("form", attributes("method", "get", "role", "search"),
 		element("label", attributes("for", "q"), literal("Search by name, address or port")),
 		element("div", attributes("class", "field"),
-			element("input", attributes("type", "search", "id", "q", "name", "q", "value", l.request.search, "maxlength", fmt.Sprint(maxQuery), "aria-describedby", "q-help",
+			element("input", attributes("type", "search", "id", "q", "name", "q", "value", l.request.search, "maxlength",
+				fmt.Sprint(maxQuery), "aria-describedby", "q-help",
 				"autocapitalize", "none", "autocomplete", "off", "spellcheck", "false")),
 			element("button", attributes("type", "submit"), literal("Search"))),
 		element("p", attributes("id", "q-help", "class", "help"),
-			literal("Words such as "), plain("code", "kube-system/dns"), literal(", "), plain("code", "10.96.0.10"), literal(", "),
-			plain("code", "10.244.0.0/24"), literal(", "), plain("code", "53/udp"), literal(" or "), plain("code", "10.96.0.10:53"),
+			literal("Words such as "), plain("code", "kube-system/dns"), literal(", "), plain("code", "10.96.0.10"),
+			literal(", "),
+			plain("code", "10.244.0.0/24"), literal(", "), plain("code", "53/udp"), literal(" or "),
+			plain("code", "10.96.0.10:53"),
 			literal(". A Service has to match all of them, itself or by an endpoint.")))
 	if l.request.rank >= 0 {
-		form.AppendChild(element("input", attributes("type", "hidden", "name", "state", "value", kinds()[l.request.rank].slug)))
+		form.AppendChild(element("input", attributes("type", "hidden", "name", "state", "value",
+			kinds()[l.request.rank].slug)))
 	}
 	return form
 }
@@ -214,7 +222,8 @@ func pagination(label string, page, pages int, at func(page int) string) *html.N
 		add(1, "First page")
 		add(page-1, "Previous page")
 	}
-	items.AppendChild(element("li", nil, element("span", attributes("aria-current", "page"), text("Page %s of %s", thousands(page), thousands(pages)))))
+	items.AppendChild(element("li", nil, element("span", attributes("aria-current", "page"),
+		text("Page %s of %s", thousands(page), thousands(pages)))))
 	if page < pages {
 		add(page+1, "Next page")
 		add(pages, "Last page")

@@ -38,21 +38,24 @@ func (p *Page) document(title, heading string, main ...*html.Node) *html.Node {
 			element("style", nil, &html.Node{Type: html.TextNode, Data: style})),
 		element("body", nil,
 			element("a", attributes("class", "skip", "href", "#main"), literal("Skip to the content")),
-			element("header", nil, element("p", attributes("class", "brand"), link("?", "nftproxy"), text(" on %s", p.config.Node))),
+			element("header", nil, element("p", attributes("class", "brand"), link("?", "nftproxy"),
+				text(" on %s", p.config.Node))),
 			element("main", attributes("id", "main", "tabindex", "-1"), append([]*html.Node{plain("h1", heading)}, main...)...),
 			element("footer", nil, p.footer()))))
 	return doc
 }
 
 func (p *Page) footer() *html.Node {
-	return element("p", nil, text("nftproxy %s. Made at %s from what the proxy's own syncs told. Load the page again for newer figures. ",
+	return element("p", nil, text("nftproxy %s. Made at %s from what the proxy's own syncs told. Load the page again "+
+		"for newer figures. ",
 		p.config.Version, time.Now().UTC().Format("15:04:05 UTC")),
 		literal("The tables themselves: "), plain("code", "nft list table ip "+p.config.Table), literal("."))
 }
 
 // trouble is a page that says why there is no other.
 func (p *Page) trouble(code int, heading, why string) *answer {
-	return &answer{code: code, document: p.document(heading+" – nftproxy", heading, plain("p", why), element("p", nil, link("?", "To the overview")))}
+	return &answer{code: code, document: p.document(heading+" – nftproxy", heading, plain("p", why),
+		element("p", nil, link("?", "To the overview")))}
 }
 
 // overview is the page of health, syncs and Services.
@@ -82,7 +85,8 @@ func (p *Page) overview(q *request) *answer {
 			count(list.ranked[0], "Service is", "Services are")+" in quarantine: the kernel refused the rules"))
 	}
 	if list == nil {
-		parts = append(parts, section("services", "Services", plain("p", "No sync has ended yet, so no Service is served by this process.")))
+		parts = append(parts, section("services", "Services",
+			plain("p", "No sync has ended yet, so no Service is served by this process.")))
 	} else {
 		parts = append(parts, section("services", "Services", list.nodes()...))
 	}
@@ -152,7 +156,8 @@ func (p *Page) syncs(now time.Time) *html.Node {
 	if len(list) == 0 {
 		return section("syncs", "Syncs", plain("p", describe(nil)))
 	}
-	summary := describe(list) + fmt.Sprintf(" %s since the start. The latency is the time from the arrival of a change until it was in force. Where nothing had changed, it is the time that the sync took.",
+	summary := describe(list) + fmt.Sprintf(" %s since the start. The latency is the time from the arrival of a change "+
+		"until it was in force. Where nothing had changed, it is the time that the sync took.",
 		count(total, "sync", "syncs"))
 	rows := make([][]cell, 0, len(list))
 	for _, r := range slices.Backward(list) {
@@ -165,12 +170,15 @@ func (p *Page) syncs(now time.Time) *html.Node {
 			outcome += ": " + r.err
 		}
 		rows = append(rows, []cell{
-			{element("time", attributes("datetime", r.start.UTC().Format(time.RFC3339Nano)), literal(r.start.UTC().Format("15:04:05.000")))},
-			numberCell(latency), numberCell(duration(r.compile)), numberCell(duration(r.read)), numberCell(duration(r.plan)), numberCell(duration(r.apply)),
+			{element("time", attributes("datetime", r.start.UTC().Format(time.RFC3339Nano)),
+				literal(r.start.UTC().Format("15:04:05.000")))},
+			numberCell(latency), numberCell(duration(r.compile)), numberCell(duration(r.read)), numberCell(duration(r.plan)),
+			numberCell(duration(r.apply)),
 			numberCell(thousands(r.written)), textCell(outcome),
 		})
 	}
-	asTable := table("cards", "The last syncs, the newest first (times in UTC)", []string{"Start", "Latency", "Compile", "Read", "Plan", "Apply", "Written", "Outcome"}, rows)
+	asTable := table("cards", "The last syncs, the newest first (times in UTC)", []string{"Start", "Latency", "Compile",
+		"Read", "Plan", "Apply", "Written", "Outcome"}, rows)
 	return section("syncs", "Syncs",
 		element("figure", nil, chart(list, now), plain("figcaption", summary)),
 		element("details", nil, plain("summary", "The syncs as a table"), asTable))

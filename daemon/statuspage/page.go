@@ -50,8 +50,8 @@ type Config struct {
 	Status func() health.Status
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses service.NodePortAddresses
-	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list. If it is nil,
-	// the page shows none.
+	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list. If it is
+	// nil, the page shows none.
 	Problems func(service.Name) []string
 	// Connections counts the connections to the Services' endpoints, by connection
 	// tracking. With an error it may return those that it found. It costs CPU time, so the
@@ -61,7 +61,8 @@ type Config struct {
 	// Explain explains the first packet of a connection by the kernel's rules, as nftproxy
 	// explain does. It costs CPU time and memory, so the page calls it only when it is asked,
 	// and not often. If it is nil, the page shows the command.
-	Explain func(ctx context.Context, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error)
+	Explain func(ctx context.Context, from explain.Origin, to explain.Destination,
+		objects *service.Snapshot) (explain.Explanation, error)
 }
 
 // The bounds on work for pages.
@@ -117,14 +118,16 @@ func (v *view) failing() bool { return v.failures != ip.PerFamily[string]{} }
 
 // New makes a page without syncs.
 func New(c Config) *Page {
-	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1), look: look{budget: pace.Budget{Rest: lookShare}}, explaining: pace.Budget{Rest: explainShare, Burst: explainBurst}}
+	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1),
+		look: look{budget: pace.Budget{Rest: lookShare}}, explaining: pace.Budget{Rest: explainShare, Burst: explainBurst}}
 	p.turn <- &pace.Budget{Rest: share, Burst: burst}
 	return p
 }
 
 // Observe takes note of one sync. Its cost does not depend on the number of Services.
 func (p *Page) Observe(s proxy.Sync) {
-	v := &view{snapshot: s.Snapshot, problems: p.config.Problems, quarantined: s.Quarantined, applied: s.Applied, at: s.End()}
+	v := &view{snapshot: s.Snapshot, problems: p.config.Problems, quarantined: s.Quarantined, applied: s.Applied,
+		at: s.End()}
 	v.elements = sync.OnceValue(func() int {
 		if v.applied == nil {
 			return 0
@@ -184,7 +187,8 @@ type answer struct {
 // nothing else: no script, no other source, no frame around the page.
 func setHeaders(h http.Header) {
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src '"+styleHash()+"'; img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src '"+styleHash()+"'; img-src data:; base-uri 'none'; "+
+		"form-action 'self'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Referrer-Policy", "no-referrer")
@@ -200,8 +204,10 @@ func (p *Page) refusal(r *http.Request) *answer {
 		return p.trouble(http.StatusMethodNotAllowed, "Only GET and HEAD", "This page only shows. It takes no other request.")
 	case !p.knownHost(r.Host):
 		return p.trouble(http.StatusMisdirectedRequest, "Unknown host name", fmt.Sprintf(
-			"The request is for the host %q. This page answers requests for an IP address, localhost, a name without dots or the node's name. "+
-				"Otherwise another site, by a name of its own that leads here, could read the page in your browser.", cut(r.Host, maxError)))
+			"The request is for the host %q. This page answers requests for an IP address, localhost, a name without dots or "+
+				"the node's name. "+
+				"Otherwise another site, by a name of its own that leads here, could read the page in your browser.",
+			cut(r.Host, maxError)))
 	}
 	return nil
 }
@@ -232,7 +238,8 @@ func (p *Page) work(r *http.Request) *answer {
 	begun := time.Now()
 	if wait := budget.Ready().Sub(begun); wait > 0 {
 		a := p.trouble(http.StatusTooManyRequests, "Loaded too often", fmt.Sprintf(
-			"This page has been loaded so often that it has used up its share of the processor (1/%d of a core). Load it again in %s. "+
+			"This page has been loaded so often that it has used up its share of the processor (1/%d of a core). Load it "+
+				"again in %s. "+
 				"Commands such as nftproxy get services do not count.", share, duration(wait.Round(time.Second)+time.Second)))
 		a.retryAfter = wait
 		return a

@@ -133,7 +133,8 @@ func TestHealthShown(t *testing.T) {
 		{"waiting", false, "IPv4: the program has not been in force yet: waiting for Services", true, nil,
 			"Not ready: the rules have not been in force yet", []string{"waiting for Services"}},
 		{"late", true, "ok", false, nil, "Unhealthy: changes do not reach the kernel", []string{"Live no"}},
-		{"refused", true, "ok", true, proxy.FamilyErrors{nft.IPv6: errors.New("busy <b>")}, "Ready, but the newest rules are not in force", []string{"table ip6 nftproxy) not in force: busy <b>"}},
+		{"refused", true, "ok", true, proxy.FamilyErrors{nft.IPv6: errors.New("busy <b>")},
+			"Ready, but the newest rules are not in force", []string{"table ip6 nftproxy) not in force: busy <b>"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPage(func(config *statuspage.Config) {
@@ -175,12 +176,14 @@ func TestBeforeFirstSync(t *testing.T) {
 // and name.
 func TestOrder(t *testing.T) {
 	p := sample()
-	want := []string{"z/refused", "f/empty", "e/second", "d/no-affinity", "c/draining", "b/none-here", "a/serving", "e/first"}
+	want := []string{"z/refused", "f/empty", "e/second", "d/no-affinity", "c/draining", "b/none-here", "a/serving",
+		"e/first"}
 	if got := names(get(t, p, "/status")); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("order %v, want %v", got, want)
 	}
 	for slug, want := range map[string]string{
-		"quarantined": "z/refused", "no-endpoints": "f/empty", "conflict": "e/second", "draining": "c/draining", "no-local": "b/none-here",
+		"quarantined": "z/refused", "no-endpoints": "f/empty", "conflict": "e/second", "draining": "c/draining",
+		"no-local": "b/none-here",
 		"left-out": "d/no-affinity", "serving": "a/serving e/first",
 	} {
 		if got := strings.Join(names(get(t, p, "/status?state="+slug)), " "); got != want {
@@ -190,7 +193,8 @@ func TestOrder(t *testing.T) {
 	if got := words(get(t, p, "/status").doc); !strings.Contains(got, "chains : add chain: out of memory") {
 		t.Errorf("the page lacks the part in quarantine that is no Service:\n%s", got)
 	}
-	if title := words(elements(get(t, p, "/status").doc, "title")[0]); !strings.HasPrefix(title, "1 Service in quarantine") {
+	if title := words(elements(get(t, p, "/status").doc, "title")[0]); !strings.HasPrefix(title,
+		"1 Service in quarantine") {
 		t.Errorf("title %q", title)
 	}
 }

@@ -66,9 +66,11 @@ func TestLargeService(t *testing.T) {
 	for number := range ports {
 		var list []service.Endpoint
 		for i := range endpoints {
-			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), uint16(number+1)), Ready: true})
+			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8),
+				byte(i)}), uint16(number+1)), Ready: true})
 		}
-		s.Ports = append(s.Ports, service.Port{Name: fmt.Sprint("p", number), Protocol: service.UDP, Port: uint16(number + 1), Endpoints: service.MergeEndpoints(list)})
+		s.Ports = append(s.Ports, service.Port{Name: fmt.Sprint("p", number), Protocol: service.UDP, Port: uint16(number + 1),
+			Endpoints: service.MergeEndpoints(list)})
 	}
 	b := service.NewBuilder(statuspagetest.Node())
 	b.SetMaxElements(1 << 30)

@@ -99,10 +99,12 @@ func (r *request) parseExplain(destination, from string) error {
 	}
 	var err error
 	if r.explain, err = explain.ParseDestination(destination); err != nil {
-		return errors.New("the destination to explain is not ADDR:PORT, ADDR:PORT/PROTOCOL or ADDR/icmp, such as 10.96.0.10:53/udp")
+		return errors.New("the destination to explain is not ADDR:PORT, ADDR:PORT/PROTOCOL or ADDR/icmp, such as " +
+			"10.96.0.10:53/udp")
 	}
 	if r.from, err = explain.ParseOrigin(from); err != nil {
-		return fmt.Errorf("the client is neither an address, nor an address and an interface as ADDR@INTERFACE, nor %q", explain.FromNode)
+		return fmt.Errorf("the client is neither an address, nor an address and an interface as ADDR@INTERFACE, nor %q",
+			explain.FromNode)
 	}
 	return nil
 }
@@ -186,7 +188,8 @@ func exactly(a netip.Addr) netip.Prefix {
 func (r *request) findNode(n *service.Node) {
 	for i := range r.words {
 		w := &r.words[i]
-		w.node = w.prefix.IsValid() && w.port != 0 && (slices.ContainsFunc(n.Addresses, w.prefix.Contains) || slices.ContainsFunc(n.HostAddresses, w.prefix.Contains))
+		w.node = w.prefix.IsValid() && w.port != 0 && (slices.ContainsFunc(n.Addresses, w.prefix.Contains) ||
+			slices.ContainsFunc(n.HostAddresses, w.prefix.Contains))
 	}
 }
 
@@ -211,7 +214,8 @@ func (w *word) matches(s *service.Service) bool {
 		if w.protocol != 0 && w.protocol != p.Protocol {
 			continue
 		}
-		if at && (w.port == p.Port || p.Ranges.Has(w.port)) || w.node && w.port == p.NodePort || !w.prefix.IsValid() && (w.port == p.Port || w.port == p.NodePort) {
+		if at && (w.port == p.Port || p.Ranges.Has(w.port)) || w.node && w.port == p.NodePort || !w.prefix.IsValid() &&
+			(w.port == p.Port || w.port == p.NodePort) {
 			return true
 		}
 		if w.matchesEndpoint(p) {

@@ -52,13 +52,16 @@ type kind struct {
 // kinds are in the order of ranks.
 func kinds() [ranks]kind {
 	return [ranks]kind{
-		{"quarantined", "In quarantine", "The kernel refused the rules of the Service, so they are left out. nftproxy tries them again."},
+		{"quarantined", "In quarantine", "The kernel refused the rules of the Service, so they are left out. nftproxy " +
+			"tries them again."},
 		{"no-endpoints", "No endpoints", "A port has no endpoint that serves. Connections to it are refused."},
 		{"conflict", "Conflict", "Another Service has an address or port that the Service claims, or the node needs it."},
 		{"left-out", "Beyond a bound", "The Service asks for more than one Service may have. The rest is left out."},
-		{"problems", "Problems", "A field or an annotation of the Service, or of one of its EndpointSlices, cannot be used. The rest of it is used."},
+		{"problems", "Problems", "A field or an annotation of the Service, or of one of its EndpointSlices, cannot be " +
+			"used. The rest of it is used."},
 		{"draining", "Draining", "A port has only endpoints that terminate. They still serve."},
-		{"no-local", "None on this node", "The traffic policy is Local, and the endpoints are on other nodes. Connections that the policy is for are dropped here."},
+		{"no-local", "None on this node", "The traffic policy is Local, and the endpoints are on other nodes. Connections " +
+			"that the policy is for are dropped here."},
 		{"serving", "Serving", "All ports have endpoints."},
 	}
 }
@@ -93,7 +96,8 @@ func (v *view) stateOf(s *service.Service) state {
 	if v.snapshot.Conflicts.At(s.Name).Len() > 0 {
 		found |= conflict
 	}
-	if v.snapshot.LeftOut.At(s.Name) != nil || v.snapshot.WithoutAffinity.At(s.Name) != nil || v.snapshot.ClosedSources.At(s.Name) != nil || v.snapshot.UnservedRanges.At(s.Name) != nil {
+	if v.snapshot.LeftOut.At(s.Name) != nil || v.snapshot.WithoutAffinity.At(s.Name) != nil ||
+		v.snapshot.ClosedSources.At(s.Name) != nil || v.snapshot.UnservedRanges.At(s.Name) != nil {
 		found |= beyondBound
 	}
 	if len(v.problemsOf(s)) > 0 {

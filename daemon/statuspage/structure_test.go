@@ -20,9 +20,12 @@ import (
 // targets are pages of each kind.
 func targets() []string {
 	return []string{
-		"/status", "/status?q=10.96.0.0/16", "/status?q=nothing", "/status?state=conflict", "/status?page=7", "/status?q=" + strings.Repeat("x", 400),
-		"/status?service=a/serving", "/status?service=b/none-here", "/status?service=e/second", "/status?service=f/empty", "/status?service=z/refused",
-		"/status?service=d/no-affinity&port=1", "/status?service=no/such", "/status?view=draining", "/status?explain=10.96.0.7:80/tcp",
+		"/status", "/status?q=10.96.0.0/16", "/status?q=nothing", "/status?state=conflict", "/status?page=7",
+		"/status?q=" + strings.Repeat("x", 400),
+		"/status?service=a/serving", "/status?service=b/none-here", "/status?service=e/second", "/status?service=f/empty",
+		"/status?service=z/refused",
+		"/status?service=d/no-affinity&port=1", "/status?service=no/such", "/status?view=draining",
+		"/status?explain=10.96.0.7:80/tcp",
 	}
 }
 
@@ -37,7 +40,8 @@ func TestStructure(t *testing.T) {
 			checkIDs(t, a.doc)
 			checkTables(t, a.doc)
 			for _, input := range elements(a.doc, "input") {
-				if id := attribute(input, "id"); attribute(input, "type") != "hidden" && !strings.Contains(a.body, `<label for="`+id+`"`) {
+				if id := attribute(input, "id"); attribute(input, "type") != "hidden" && !strings.Contains(a.body, `<label for="`+
+					id+`"`) {
 					t.Errorf("the field %q has no label", id)
 				}
 			}
@@ -141,7 +145,8 @@ func TestSelfContained(t *testing.T) {
 	for _, target := range targets() {
 		a := ask(t, p, http.MethodGet, target)
 		policy := a.Header.Get("Content-Security-Policy")
-		for _, want := range []string{"default-src 'none'", "base-uri 'none'", "form-action 'self'", "frame-ancestors 'none'"} {
+		for _, want := range []string{"default-src 'none'", "base-uri 'none'", "form-action 'self'",
+			"frame-ancestors 'none'"} {
 			if !strings.Contains(policy, want) {
 				t.Errorf("%s: the policy %q lacks %q", target, policy, want)
 			}
@@ -168,7 +173,8 @@ func TestSelfContained(t *testing.T) {
 		for d := range a.doc.Descendants() {
 			for _, at := range d.Attr {
 				switch {
-				case at.Key == "style" || strings.HasPrefix(at.Key, "on") || at.Key == "src" || at.Key == "action" || at.Key == "srcset":
+				case at.Key == "style" || strings.HasPrefix(at.Key, "on") || at.Key == "src" || at.Key == "action" ||
+					at.Key == "srcset":
 					t.Errorf("%s: <%s> has an attribute %s", target, d.Data, at.Key)
 				case at.Key == "href" && !strings.HasPrefix(at.Val, "?") && !strings.HasPrefix(at.Val, "#") && at.Val != "data:,":
 					t.Errorf("%s: a link to %q", target, at.Val)
@@ -200,14 +206,17 @@ func TestEscaping(t *testing.T) {
 	b := service.NewBuilder(service.Node{Name: evil, Zone: hidden})
 	e := statuspagetest.Endpoint("10.0.0.1:80", "ready")
 	e.Node, e.Zones = evil, service.NewHints([]string{evil})
-	b.Set(&service.Service{Name: evil, ClusterIPs: statuspagetest.Addrs("10.96.0.1"), Ports: []service.Port{statuspagetest.Port(evil, 80, 0, e)}})
-	b.Set(&service.Service{Name: hidden, ClusterIPs: statuspagetest.Addrs("10.96.0.2"), ExternalIPs: statuspagetest.Addrs("10.96.0.1"), Ports: []service.Port{statuspagetest.Port(hidden, 80, 0, e)}})
+	b.Set(&service.Service{Name: evil, ClusterIPs: statuspagetest.Addrs("10.96.0.1"),
+		Ports: []service.Port{statuspagetest.Port(evil, 80, 0, e)}})
+	b.Set(&service.Service{Name: hidden, ClusterIPs: statuspagetest.Addrs("10.96.0.2"),
+		ExternalIPs: statuspagetest.Addrs("10.96.0.1"), Ports: []service.Port{statuspagetest.Port(hidden, 80, 0, e)}})
 	p := newPage()
 	s := statuspagetest.SyncOf(b.Snapshot())
 	s.Err = errors.New(evil + hidden)
 	s.Quarantined = map[string]error{evil: errors.New(evil), hidden: errors.New(hidden), evil + "2": errors.New(hidden)}
 	p.Observe(s)
-	for target := range strings.FieldsSeq("/status /status?q=" + escape(evil) + " /status?q=" + escape(hidden) + " /status?state=" + escape(evil) +
+	for target := range strings.FieldsSeq("/status /status?q=" + escape(evil) + " /status?q=" + escape(hidden) +
+		" /status?state=" + escape(evil) +
 		" /status?service=" + escape(evil) + " /status?service=" + escape(hidden) + " /status?service=x" + escape(evil)) {
 		a := ask(t, p, http.MethodGet, target)
 		for _, name := range []string{"script", "img"} {
@@ -251,7 +260,8 @@ func TestMethods(t *testing.T) {
 	if head.StatusCode != http.StatusOK || head.Header.Get("Content-Length") == "" || whole.body == "" {
 		t.Errorf("HEAD: %s, length %q", head.Status, head.Header.Get("Content-Length"))
 	}
-	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions} {
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch,
+		http.MethodOptions} {
 		a := ask(t, p, method, "/status")
 		if a.StatusCode != http.StatusMethodNotAllowed || a.Header.Get("Allow") != "GET, HEAD" {
 			t.Errorf("%s: %s, Allow %q", method, a.Status, a.Header.Get("Allow"))
@@ -263,9 +273,11 @@ func TestMethods(t *testing.T) {
 func TestHosts(t *testing.T) {
 	p := sample()
 	for host, want := range map[string]int{
-		"127.0.0.1:10249": 200, "localhost:10249": 200, "[::1]:10249": 200, "[::1]": 200, "192.168.0.1": 200, "node-1": 200, "NODE-1.:80": 200,
+		"127.0.0.1:10249": 200, "localhost:10249": 200, "[::1]:10249": 200, "[::1]": 200, "192.168.0.1": 200, "node-1": 200,
+		"NODE-1.:80":  200,
 		"a.localhost": 200, "prometheus": 200, "": 200,
-		"evil.example": 421, "evil.example:10249": 421, "127.0.0.1.evil.example": 421, "localhost.evil.example": 421, "node-1.evil.example:80": 421,
+		"evil.example": 421, "evil.example:10249": 421, "127.0.0.1.evil.example": 421, "localhost.evil.example": 421,
+		"node-1.evil.example:80": 421,
 	} {
 		a := askHost(t, p, host)
 		if a.StatusCode != want {
@@ -278,7 +290,8 @@ func TestHosts(t *testing.T) {
 func TestManyErrors(t *testing.T) {
 	p := newPage()
 	s := statuspagetest.SyncOf(statuspagetest.Cluster().Snapshot())
-	s.Err = proxy.FamilyErrors{nft.IPv4: errors.New(strings.Repeat("é", 1<<20)), nft.IPv6: errors.New(strings.Repeat("x", 1<<20))}
+	s.Err = proxy.FamilyErrors{nft.IPv4: errors.New(strings.Repeat("é", 1<<20)),
+		nft.IPv6: errors.New(strings.Repeat("x", 1<<20))}
 	s.Quarantined = map[string]error{"z/refused": errors.New(strings.Repeat("y", 1<<20))}
 	for i := range 5000 {
 		s.Quarantined["other-"+strconv.Itoa(i)] = errors.New(strings.Repeat("y", 1<<10))

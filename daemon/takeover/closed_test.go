@@ -15,8 +15,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// kubeProxyFilter is the table filter of a kube-proxy's iptables mode: KUBE-NODEPORTS accepts the health check node port
-// 30099, and KUBE-FORWARD what is masqueraded, and answers.
+// kubeProxyFilter is the table filter of a kube-proxy's iptables mode: KUBE-NODEPORTS accepts the health check node
+// port 30099, and KUBE-FORWARD what is masqueraded, and answers.
 const kubeProxyFilter = `*filter
 :KUBE-EXTERNAL-SERVICES - [0:0]
 :KUBE-FIREWALL - [0:0]
@@ -75,8 +75,8 @@ func (w firewalledWorld) load(rules string) {
 	}
 }
 
-// How long to wait for an answer that has to come, however busy the computer is, and for one that must not come: a packet
-// that is dropped has none.
+// How long to wait for an answer that has to come, however busy the computer is, and for one that must not come: a
+// packet that is dropped has none.
 const (
 	patience = time.Minute
 	silence  = 300 * time.Millisecond
@@ -113,24 +113,31 @@ func (w firewalledWorld) remove(accepting bool) (kept []error) {
 	return kept
 }
 
-// TestDoorsStayOpen: what kube-proxy's rules let through a firewall goes through it after their removal too, be it a health
-// check node port of a node or a marked packet to a pod. With --remove-accepting it does not, unless the operator has put
-// the rules in its place that the message names.
+// TestDoorsStayOpen: what kube-proxy's rules let through a firewall goes through it after their removal too, be it a
+// health check node port of a node or a marked packet to a pod. With --remove-accepting it does not, unless the
+// operator has put the rules in its place that the message names.
 func TestDoorsStayOpen(t *testing.T) {
 	for _, backend := range []string{"iptables-nft", "iptables-legacy"} {
 		for name, c := range map[string]struct{ firewall, instead, says string }{
-			"policy of INPUT":       {":INPUT DROP [0:0]", "-I INPUT -p tcp --dport 30099 -j ACCEPT", "has policy drop"},
-			"the end of INPUT":      {"-A INPUT -j REJECT", "-I INPUT -p tcp --dport 30099 -j ACCEPT", "-I INPUT -p tcp --dport PORT -j ACCEPT"},
-			"below INPUT":           {":mine - [0:0]\n:ours - [0:0]\n-A INPUT -g mine\n-A mine -j ours\n-A ours -j DROP", "-I INPUT -p tcp --dport 30099 -j ACCEPT", "chain INPUT (table ip filter"},
-			"policy of FORWARD":     {":FORWARD DROP [0:0]", "-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "chain KUBE-FORWARD in ip filter stays"},
-			"the end of FORWARD":    {"-A FORWARD -j REJECT --reject-with icmp-host-prohibited", "-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "--ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT"},
-			"the end below FORWARD": {":reject - [0:0]\n-A reject -j REJECT\n-A FORWARD -j reject", "-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "has a rule that drops or rejects"},
-			"a queue in FORWARD":    {"-A FORWARD -j NFQUEUE", "-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "chain FORWARD"},
+			"policy of INPUT": {":INPUT DROP [0:0]", "-I INPUT -p tcp --dport 30099 -j ACCEPT", "has policy drop"},
+			"the end of INPUT": {"-A INPUT -j REJECT", "-I INPUT -p tcp --dport 30099 -j ACCEPT",
+				"-I INPUT -p tcp --dport PORT -j ACCEPT"},
+			"below INPUT": {":mine - [0:0]\n:ours - [0:0]\n-A INPUT -g mine\n-A mine -j ours\n-A ours -j DROP",
+				"-I INPUT -p tcp --dport 30099 -j ACCEPT", "chain INPUT (table ip filter"},
+			"policy of FORWARD": {":FORWARD DROP [0:0]",
+				"-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "chain KUBE-FORWARD in ip filter stays"},
+			"the end of FORWARD": {"-A FORWARD -j REJECT --reject-with icmp-host-prohibited", "-I FORWARD -m conntrack " +
+				"--ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "--ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT"},
+			"the end below FORWARD": {":reject - [0:0]\n-A reject -j REJECT\n-A FORWARD -j reject",
+				"-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "has a rule that drops or rejects"},
+			"a queue in FORWARD": {"-A FORWARD -j NFQUEUE",
+				"-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", "chain FORWARD"},
 		} {
 			t.Run(backend+" "+name, func(t *testing.T) {
 				w := newFirewalledWorld(t, backend)
 				// A Service: port 80 of the node is translated to the pod, and marked as what is masqueraded.
-				w.load("*nat\n-A PREROUTING -p tcp --dport 80 -j MARK --set-xmark 0x4000/0x4000\n-A PREROUTING -p tcp --dport 80 -j DNAT --to-destination " + w.pod.Addrs.V4().String() + ":8080\nCOMMIT\n")
+				w.load("*nat\n-A PREROUTING -p tcp --dport 80 -j MARK --set-xmark 0x4000/0x4000\n-A PREROUTING -p tcp --dport 80 " +
+					"-j DNAT --to-destination " + w.pod.Addrs.V4().String() + ":8080\nCOMMIT\n")
 				for address, ns := range map[string]*testnet.Namespace{"0.0.0.0:30099": w.top.Node, "0.0.0.0:8080": w.pod.NS} {
 					l, err := ns.Listen(t.Context(), "tcp", address)
 					if err != nil {
@@ -183,27 +190,34 @@ func accept(l net.Listener) {
 // TestClosed: what keeps a chain that accepts packets of IPv4 on the hooks input and forward, and what does not.
 func TestClosed(t *testing.T) {
 	base := func(family, hook, rules string) string {
-		return "table " + family + " other { chain c { type filter hook " + hook + " priority 10; " + rules + " }; chain d { ct state invalid drop; }; }"
+		return "table " + family + " other { chain c { type filter hook " + hook + " priority 10; " + rules +
+			" }; chain d { ct state invalid drop; }; }"
 	}
 	for name, c := range map[string]struct {
 		rules          string
 		input, forward bool
 	}{
-		"nothing":                           {"", false, false},
-		"policy":                            {base("ip", "input", "policy drop;"), true, false},
-		"a rejection":                       {base("inet", "forward", "reject;"), false, true},
-		"a jump":                            {base("inet", "forward", "jump d;"), false, true},
-		"a goto":                            {base("ip", "input", "goto d;"), true, false},
-		"a map of verdicts":                 {base("inet", "input", "tcp dport vmap { 1 : accept, 2 : goto d };"), true, false},
-		"a named map":                       {"table inet m { map v { type inet_service : verdict; elements = { 1 : drop }; }; chain c { type filter hook forward priority 5; tcp dport vmap @v; }; }", false, true},
-		"an unused chain":                   {base("inet", "input", "accept;"), false, false},
-		"another family":                    {base("ip6", "input", "policy drop;"), false, false},
-		"another hook":                      {base("ip", "postrouting", "drop;"), false, false},
-		"a bridge":                          {"table bridge other { chain c { type filter hook forward priority 0; drop; }; }", false, false},
-		"mangle":                            {"table ip mangle { chain FORWARD { type filter hook forward priority -150; drop; }; }", false, true},
-		"raw":                               {"table ip raw { chain OUTPUT { type filter hook output priority -300; drop; }; }", false, false},
-		"kube-proxy's own table":            {"table ip kube-proxy { chain c { type filter hook input priority 0; drop; }; }", false, false},
-		"the kubelet's chain, kube-proxy's": {"table ip filter { chain KUBE-FIREWALL { drop; }; chain KUBE-FORWARD { drop; }; chain INPUT { type filter hook input priority 0; jump KUBE-FIREWALL; }; chain FORWARD { type filter hook forward priority 0; jump KUBE-FORWARD; }; }", false, false},
+		"nothing":     {"", false, false},
+		"policy":      {base("ip", "input", "policy drop;"), true, false},
+		"a rejection": {base("inet", "forward", "reject;"), false, true},
+		"a jump":      {base("inet", "forward", "jump d;"), false, true},
+		"a goto":      {base("ip", "input", "goto d;"), true, false},
+		"a map of verdicts": {base("inet", "input", "tcp dport vmap { 1 : accept, 2 : goto d };"), true,
+			false},
+		"a named map": {"table inet m { map v { type inet_service : verdict; elements = { 1 : drop " +
+			"}; }; chain c { type filter hook forward priority 5; tcp dport vmap @v; }; }", false, true},
+		"an unused chain": {base("inet", "input", "accept;"), false, false},
+		"another family":  {base("ip6", "input", "policy drop;"), false, false},
+		"another hook":    {base("ip", "postrouting", "drop;"), false, false},
+		"a bridge":        {"table bridge other { chain c { type filter hook forward priority 0; drop; }; }", false, false},
+		"mangle": {"table ip mangle { chain FORWARD { type filter hook forward priority -150; " +
+			"drop; }; }", false, true},
+		"raw": {"table ip raw { chain OUTPUT { type filter hook output priority -300; drop; }; }", false, false},
+		"kube-proxy's own table": {"table ip kube-proxy { chain c { type filter hook input priority 0; drop; }; }",
+			false, false},
+		"the kubelet's chain, kube-proxy's": {"table ip filter { chain KUBE-FIREWALL { drop; }; chain KUBE-FORWARD { drop; " +
+			"}; chain INPUT { type filter hook input priority 0; jump KUBE-FIREWALL; }; chain FORWARD { type filter hook " +
+			"forward priority 0; jump KUBE-FORWARD; }; }", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "closed")

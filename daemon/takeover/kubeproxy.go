@@ -49,8 +49,8 @@ type KubeProxy struct {
 	last, failure string
 	// gone is since when kube-proxy has not been running, or zero.
 	gone time.Time
-	// absent says that the last look found no kube-proxy, and hidden that its rules changed between two such looks: there is a
-	// kube-proxy that is not seen, until one is seen or its rules are gone.
+	// absent says that the last look found no kube-proxy, and hidden that its rules changed between two such looks: there
+	// is a kube-proxy that is not seen, until one is seen or its rules are gone.
 	absent, hidden bool
 	// tried says that a removal was made since kube-proxy ran last. What it left stays.
 	tried bool
@@ -64,10 +64,12 @@ type KubeProxy struct {
 // NewKubeProxy makes a follower that counts what it sees, and records notes of it. beside says that this proxy does not
 // serve the cluster's Services in kube-proxy's place: it has other Services, or only those of files. kube-proxy is only
 // counted then. exclude has the ranges of virtual servers of other programs.
-func NewKubeProxy(log *slog.Logger, record func(note string), count func(kinds []otherproxy.Kind, running bool), beside bool, exclude []netip.Prefix) *KubeProxy {
+func NewKubeProxy(log *slog.Logger, record func(note string), count func(kinds []otherproxy.Kind, running bool),
+	beside bool, exclude []netip.Prefix) *KubeProxy {
 	return &KubeProxy{
 		log: log, beside: beside, count: count, record: record, failed: map[string]string{},
-		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, strictARP: otherproxy.StrictARP, now: time.Now,
+		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, strictARP: otherproxy.StrictARP,
+		now: time.Now,
 		remove: func(ctx context.Context, report func(otherproxy.Rules, error)) error {
 			return otherproxy.RemoveAll(ctx, otherproxy.Removal{Closed: Closed, Exclude: exclude}, report)
 		},
@@ -167,10 +169,12 @@ func (f *KubeProxy) report(kinds []otherproxy.Kind, running otherproxy.Running) 
 	case running.Yes():
 		f.log.Info("kube-proxy runs beside nftproxy and has no rules yet", "kube-proxy", running.String())
 	case len(kinds) > 0 && running.No():
-		f.log.Info("there are rules of a kube-proxy that does not run; they will be removed soon", "rules", list, "rest", kubeProxyRest)
+		f.log.Info("there are rules of a kube-proxy that does not run; they will be removed soon", "rules", list, "rest",
+			kubeProxyRest)
 	case len(kinds) > 0:
 		warn("there are rules of kube-proxy beside those of nftproxy",
-			"if kube-proxy has been stopped, remove its rules by nftproxy cleanup --kube-proxy, with --force where that command cannot tell either (docs/migrate.md); they go out of date")
+			"if kube-proxy has been stopped, remove its rules by nftproxy cleanup --kube-proxy, with --force where that "+
+				"command cannot tell either (docs/migrate.md); they go out of date")
 	case before != "":
 		f.log.Info("kube-proxy has no rules on this node", "kube-proxy", running.String())
 	}
@@ -199,7 +203,8 @@ func (f *KubeProxy) removeRules(ctx context.Context) {
 			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; they stay", "rules", r.String())
 		default:
 			f.tried = false
-			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; will try again", "rules", r.String())
+			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; will try again", "rules",
+				r.String())
 		}
 	})
 	_, _, _ = f.rules() // A look that finds no change but this one; the next look tells of an error.
@@ -218,5 +223,7 @@ func (f *KubeProxy) warnOnce(table string, err error, text string, args ...any) 
 	f.log.Warn(text, append(args, "err", err)...)
 }
 
-// StrictARPHint says what to do about a setting that IPVS mode left. Its former value is not known, and others may need it.
-const StrictARPHint = "the node answers ARP strictly, as kube-proxy's ipvs.strictARP sets it; nftproxy does not need that: sysctl -w net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0, unless another program does"
+// StrictARPHint says what to do about a setting that IPVS mode left. Its former value is not known, and others may need
+// it.
+const StrictARPHint = "the node answers ARP strictly, as kube-proxy's ipvs.strictARP sets it; nftproxy does not need " +
+	"that: sysctl -w net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0, unless another program does"

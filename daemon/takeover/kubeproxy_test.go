@@ -91,13 +91,15 @@ func TestKubeProxyEnds(t *testing.T) {
 	w.want(t, "nothing", 0, 0, w.looks(t, time.Minute))
 	w.kinds, w.state = []otherproxy.Kind{otherproxy.NFTables}, otherproxy.Running{PIDs: []int{7}}
 	w.want(t, "beside", 0, 1, w.looks(t, time.Minute), "level=WARN msg=\"kube-proxy runs beside nftproxy")
-	if want := "kube-proxy runs beside nftproxy: both serve the Services of this node (runs (PID 7); rules: nftables)"; !strings.Contains(w.events[0], want) {
+	if want := "kube-proxy runs beside nftproxy: both serve the Services of this node (runs (PID 7); rules: " +
+		"nftables)"; !strings.Contains(w.events[0], want) {
 		t.Errorf("event %q, want %q", w.events[0], want)
 	}
 	w.state = otherproxy.Running{}
 	w.want(t, "before our program is in force", 0, 1, w.looks(t, 2*kubeProxyRest), "they will be removed soon")
 	w.inForce.Store(true)
-	w.want(t, "our program is in force", 1, 1, w.looks(t, time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
+	w.want(t, "our program is in force", 1, 1, w.looks(t, time.Minute), "removed the rules of a kube-proxy",
+		"kube-proxy has no rules on this node")
 	// The way back: kube-proxy makes its rules while nftproxy runs.
 	w.kinds, w.state = []otherproxy.Kind{otherproxy.NFTables}, otherproxy.Running{Answers: "127.0.0.1:10249"}
 	w.want(t, "the way back", 1, 2, w.looks(t, 10*time.Minute), "it answers on 127.0.0.1:10249")
@@ -114,23 +116,26 @@ func TestKubeProxyEnds(t *testing.T) {
 func TestKubeProxyHidden(t *testing.T) {
 	w := newFollowed()
 	w.inForce.Store(true)
-	w.kinds, w.state = []otherproxy.Kind{otherproxy.IPTablesNFT}, otherproxy.Running{Unknown: otherproxy.ErrHiddenProcesses}
+	w.kinds, w.state = []otherproxy.Kind{otherproxy.IPTablesNFT},
+		otherproxy.Running{Unknown: otherproxy.ErrHiddenProcesses}
 	w.want(t, "hidden", 0, 1, w.looks(t, time.Hour), "nftproxy cleanup --kube-proxy")
 }
 
-// TestKubeProxyUnnamed: whoever changes kube-proxy's rules and cannot be named is unknown, not absent. The rules stay, until a
-// kube-proxy was seen that has ended since.
+// TestKubeProxyUnnamed: whoever changes kube-proxy's rules and cannot be named is unknown, not absent. The rules stay,
+// until a kube-proxy was seen that has ended since.
 func TestKubeProxyUnnamed(t *testing.T) {
 	w := newFollowed()
 	w.inForce.Store(true)
 	w.kinds = []otherproxy.Kind{otherproxy.IPTablesNFT}
 	w.want(t, "quiet rules", 0, 0, w.looks(t, time.Minute), "they will be removed soon")
 	w.written = true
-	w.want(t, "they change", 0, 1, w.looks(t, time.Hour), "its rules have changed, and no process is seen that changes them")
+	w.want(t, "they change", 0, 1, w.looks(t, time.Hour),
+		"its rules have changed, and no process is seen that changes them")
 	w.state = otherproxy.Running{PIDs: []int{7}}
 	w.want(t, "it is seen", 0, 2, w.looks(t, time.Minute), "runs (PID 7)")
 	w.state, w.written = otherproxy.Running{}, true // its last change
-	w.want(t, "it ends", 1, 2, w.looks(t, time.Hour), "they will be removed soon", "removed the rules", "kube-proxy has no rules on this node")
+	w.want(t, "it ends", 1, 2, w.looks(t, time.Hour), "they will be removed soon", "removed the rules",
+		"kube-proxy has no rules on this node")
 	w.kinds, w.written = []otherproxy.Kind{otherproxy.IPTablesNFT}, true
 	w.want(t, "they come back", 1, 3, w.looks(t, time.Hour), "its rules have changed")
 }
@@ -153,7 +158,8 @@ func TestKubeProxyRest(t *testing.T) {
 	w.inForce.Store(true)
 	w.kinds = []otherproxy.Kind{otherproxy.NFTables}
 	w.want(t, "the longest back-off", 0, 0, w.looks(t, 5*time.Minute+kubeProxyPeriod), "they will be removed soon")
-	w.want(t, "after it", 1, 0, w.looks(t, 2*time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
+	w.want(t, "after it", 1, 0, w.looks(t, 2*time.Minute), "removed the rules of a kube-proxy",
+		"kube-proxy has no rules on this node")
 }
 
 // TestKubeProxyKept: rules that cannot be removed are tried once, and an error of a look is logged
@@ -173,9 +179,11 @@ func TestKubeProxyTriedAgain(t *testing.T) {
 	w := newFollowed()
 	w.inForce.Store(true)
 	w.kinds, w.outcome = []otherproxy.Kind{otherproxy.IPTablesNFT}, fmt.Errorf("remove: %w", otherproxy.ErrChanged)
-	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+3*kubeProxyPeriod), "they will be removed soon", "will try again")
+	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+3*kubeProxyPeriod), "they will be removed soon",
+		"will try again")
 	w.outcome = nil
-	w.want(t, "success", 4, 0, w.looks(t, time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
+	w.want(t, "success", 4, 0, w.looks(t, time.Minute), "removed the rules of a kube-proxy",
+		"kube-proxy has no rules on this node")
 }
 
 // TestKubeProxyInUse: while connections use what IPVS mode left, it is tried again once a minute, and logged once.
@@ -183,9 +191,11 @@ func TestKubeProxyInUse(t *testing.T) {
 	w := newFollowed()
 	w.inForce.Store(true)
 	w.kinds, w.outcome = []otherproxy.Kind{otherproxy.IPVS}, fmt.Errorf("1 virtual server: %w", otherproxy.ErrInUse)
-	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+2*inUseRest+kubeProxyPeriod), "they will be removed soon", "these go when the connections have ended")
+	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+2*inUseRest+kubeProxyPeriod), "they will be removed soon",
+		"these go when the connections have ended")
 	w.outcome = fmt.Errorf("2 addresses: %w", otherproxy.ErrInUse)
 	w.want(t, "another one", 4, 0, w.looks(t, inUseRest))
 	w.outcome, w.strict = nil, true
-	w.want(t, "the connections have ended", 5, 0, w.looks(t, 2*inUseRest), "removed the rules of a kube-proxy", "sysctl -w net.ipv4.conf.all.arp_ignore=0", "kube-proxy has no rules on this node")
+	w.want(t, "the connections have ended", 5, 0, w.looks(t, 2*inUseRest), "removed the rules of a kube-proxy",
+		"sysctl -w net.ipv4.conf.all.arp_ignore=0", "kube-proxy has no rules on this node")
 }

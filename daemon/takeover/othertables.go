@@ -20,16 +20,17 @@ import (
 	"nftproxy/nft/livetrace"
 )
 
-// otherTablesPeriod is the least time between two looks for tables of other nftproxies. A look that takes long, since another
-// table has many Services, is followed by a rest of otherTablesRest times as long.
+// otherTablesPeriod is the least time between two looks for tables of other nftproxies. A look that takes long, since
+// another table has many Services, is followed by a rest of otherTablesRest times as long.
 const (
 	otherTablesPeriod = 10 * time.Second
 	otherTablesRest   = 100
 )
 
-// OtherTables follows the tables that nftproxies with another --nftproxy-table keep or have left. It tells people of those
-// that have an address and port of ours, or that nobody keeps. It removes those that nobody keeps: once our own table in the
-// family is in force and serves all that they serve, or after the time in which a process that has ended would be back.
+// OtherTables follows the tables that nftproxies with another --nftproxy-table keep or have left. It tells people of
+// those that have an address and port of ours, or that nobody keeps. It removes those that nobody keeps: once our own
+// table in the family is in force and serves all that they serve, or after the time in which a process that has ended
+// would be back.
 type OtherTables struct {
 	table  string
 	log    *slog.Logger
@@ -41,8 +42,8 @@ type OtherTables struct {
 
 	mu      sync.Mutex
 	inForce map[nft.Family]bool
-	// problems are those of the last look, by the name of the table, and told is what of each was logged. abandoned says since
-	// when nobody keeps one.
+	// problems are those of the last look, by the name of the table, and told is what of each was logged. abandoned says
+	// since when nobody keeps one.
 	problems  map[string]string
 	told      map[string]string
 	abandoned map[string]time.Time
@@ -58,11 +59,13 @@ func NewOtherTables(table string, log *slog.Logger, record func(note string)) *O
 			err = withKernel(func(conn *kernel.Conn) error { found, err = othertables.Find(conn, table); return err })
 			return found, err
 		},
-		inForce: map[nft.Family]bool{}, problems: map[string]string{}, told: map[string]string{}, abandoned: map[string]time.Time{},
+		inForce: map[nft.Family]bool{}, problems: map[string]string{}, told: map[string]string{},
+		abandoned: map[string]time.Time{},
 	}
 }
 
-// Observe looks when a family's table comes into force: tables of an earlier run go before the process does anything else.
+// Observe looks when a family's table comes into force: tables of an earlier run go before the process does anything
+// else.
 func (o *OtherTables) Observe(s proxy.Sync) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -29,7 +29,9 @@ type otherWorld struct {
 
 func newOtherWorld() *otherWorld {
 	w := &otherWorld{at: time.Unix(0, 0)}
-	w.OtherTables = NewOtherTables("nftproxy", slog.New(slog.NewTextHandler(&w.log, nil)), func(note string) { w.notes = append(w.notes, note) })
+	w.OtherTables = NewOtherTables("nftproxy", slog.New(slog.NewTextHandler(&w.log, nil)), func(note string) {
+		w.notes = append(w.notes, note)
+	})
 	w.find = func() ([]othertables.Tables, error) { return slices.Clone(w.found), w.err }
 	w.now = func() time.Time { return w.at }
 	w.remove = func(t kernel.TableInfo) error {
@@ -48,7 +50,8 @@ func otherTable(keeper string, shared, alone int) othertables.Tables {
 		t.Keepers = []string{keeper}
 	}
 	for range shared {
-		t.Shared = append(t.Shared, othertables.Shared{Claim: service.Claim{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: service.TCP, Port: 80}})
+		t.Shared = append(t.Shared, othertables.Shared{Claim: service.Claim{Addr: netip.MustParseAddr("10.96.0.10"),
+			Protocol: service.TCP, Port: 80}})
 	}
 	return t
 }
@@ -63,8 +66,8 @@ func (w *otherWorld) want(t *testing.T, what, note string, notes int, removed ..
 	}
 }
 
-// TestOtherTables: a table that nobody keeps goes once ours is in force and has all that it has, or after the time in which
-// its process would be back. Of one that is kept people are told if it has something of ours, once.
+// TestOtherTables: a table that nobody keeps goes once ours is in force and has all that it has, or after the time in
+// which its process would be back. Of one that is kept people are told if it has something of ours, once.
 func TestOtherTables(t *testing.T) {
 	w := newOtherWorld()
 	w.found = []othertables.Tables{otherTable("PID 7", 0, 3)}

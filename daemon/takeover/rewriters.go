@@ -56,7 +56,8 @@ func NewRewriters(conn *kernel.Conn, table, keeper string, report func(who, text
 }
 
 func rewrittenText(table, who string) string {
-	return fmt.Sprintf("table %s is changed again and again by %s; nftproxy repairs it two to four times a minute: let one program keep a table (stop one of them, or run it with another --nftproxy-table)", table, who)
+	return fmt.Sprintf("table %s is changed again and again by %s; nftproxy repairs it two to four times a minute: let "+
+		"one program keep a table (stop one of them, or run it with another --nftproxy-table)", table, who)
 }
 
 // Observe counts repairs. It looks for the program in the background, until the context ends.

@@ -45,7 +45,8 @@ func newBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(2*time.Minute))
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
+		chromedp.WSURLReadTimeout(2*time.Minute))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
@@ -100,8 +101,10 @@ func evaluate[T any](t *testing.T, b *browser, expression string) T {
 // look sets the size and colours of the screen.
 func (b *browser) look(t *testing.T, width, height int64, scheme string) {
 	t.Helper()
-	call(t, b, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: height, DeviceScaleFactor: 1, Mobile: width < 600})
-	call(t, b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+	call(t, b, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: height,
+		DeviceScaleFactor: 1, Mobile: width < 600})
+	call(t, b, emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
 }
 
 // open loads a page.
@@ -185,9 +188,12 @@ func TestLook(t *testing.T) {
 	b := newBrowser(t)
 	few, many := sample(t, 0), sample(t, 44000)
 	pages := map[string]string{
-		"overview": few, "many": many, "search": many + "?q=ns-7%2F&page=3", "none": few + "?q=nothing", "state": few + "?state=quarantined",
-		"quarantined": few + "?service=z/refused", "conflict": few + "?service=e/second", "local": few + "?service=b/none-here", "empty": few + "?service=f/empty",
-		"draining": few + "?view=draining", "explanation": few + "?explain=10.96.0.7:80/tcp", "error": few + "?page=0", "start": serve(t, statuspagetest.New(func(c *statuspage.Config) {
+		"overview": few, "many": many, "search": many + "?q=ns-7%2F&page=3", "none": few + "?q=nothing",
+		"state":       few + "?state=quarantined",
+		"quarantined": few + "?service=z/refused", "conflict": few + "?service=e/second",
+		"local": few + "?service=b/none-here", "empty": few + "?service=f/empty",
+		"draining": few + "?view=draining", "explanation": few + "?explain=10.96.0.7:80/tcp", "error": few + "?page=0",
+		"start": serve(t, statuspagetest.New(func(c *statuspage.Config) {
 			c.Ready = func() (bool, string) {
 				return false, "IPv4: the program has not been in force yet: waiting for Services, EndpointSlices"
 			}
@@ -206,12 +212,15 @@ func TestLook(t *testing.T) {
 					// All of the page is to be checked, also what is folded.
 					b.screenshot(t, fmt.Sprintf("%s-%d-%s", name, size.width, scheme), name != "many" && name != "search")
 					evaluate[int](t, b, "document.querySelectorAll('details').forEach(d => d.open = true); 0")
-					wide := evaluate[[]string](t, b, `[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1 && !e.closest('thead')).map(e => e.outerHTML.slice(0, 200))`)
+					wide := evaluate[[]string](t, b, `[...document.querySelectorAll('body *')].filter(e => `+
+						`e.getBoundingClientRect().right > document.documentElement.clientWidth + 1 && !e.closest('thead')).map(e => `+
+						`e.outerHTML.slice(0, 200))`)
 					if len(wide) > 0 {
 						t.Errorf("%d elements are wider than the screen, such as %s", len(wide), wide[0])
 					}
 					for _, v := range b.axe(t) {
-						t.Errorf("axe-core: %s (%s): %s; %d times, such as %s\n%s", v.ID, v.Impact, v.Help, len(v.Nodes), v.Nodes[0].HTML, v.Nodes[0].FailureSummary)
+						t.Errorf("axe-core: %s (%s): %s; %d times, such as %s\n%s", v.ID, v.Impact, v.Help, len(v.Nodes), v.Nodes[0].HTML,
+							v.Nodes[0].FailureSummary)
 					}
 				})
 			}
@@ -241,7 +250,8 @@ func TestLook(t *testing.T) {
 func TestScript(t *testing.T) {
 	b := newBrowser(t)
 	b.open(t, sample(t, 0))
-	ran := evaluate[bool](t, b, `(() => { const s = document.createElement('script'); s.textContent = 'window.ran = true'; document.body.append(s); return !!window.ran })()`)
+	ran := evaluate[bool](t, b, `(() => { const s = document.createElement('script'); s.textContent = 'window.ran = `+
+		`true'; document.body.append(s); return !!window.ran })()`)
 	if ran {
 		t.Error("an inserted script ran")
 	}
@@ -268,7 +278,8 @@ func TestKeyboard(t *testing.T) {
 	reached := false
 	for range 200 {
 		press(kb.Tab)
-		visible := evaluate[bool](t, b, `(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2 })()`)
+		visible := evaluate[bool](t, b, `(() => { const s = getComputedStyle(document.activeElement); return `+
+			`s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2 })()`)
 		if !visible {
 			t.Errorf("the stop at %q is not to be seen", focused())
 		}
@@ -279,7 +290,8 @@ func TestKeyboard(t *testing.T) {
 	if !reached {
 		t.Fatal("the search is not to be reached by keyboard")
 	}
-	b.do(t, chromedp.KeyEvent("svc-123"), chromedp.KeyEvent(kb.Enter), chromedp.WaitVisible(chromedp.CSS(`a[href*="svc-123"]`)))
+	b.do(t, chromedp.KeyEvent("svc-123"), chromedp.KeyEvent(kb.Enter),
+		chromedp.WaitVisible(chromedp.CSS(`a[href*="svc-123"]`)))
 	found := evaluate[[]string](t, b, "[...document.querySelectorAll('table.services tbody th')].map(e => e.innerText)")
 	if fmt.Sprint(found) != "[ns-23/svc-123]" {
 		t.Errorf("the search finds %v", found)

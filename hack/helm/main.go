@@ -1,5 +1,5 @@
-// Command helm renders and packs the chart in deploy/helm by Helm's own library. The Makefile calls it for a release and for the
-// real cluster. It installs nothing.
+// Command helm renders and packs the chart in deploy/helm by Helm's own library. The Makefile calls it for a release
+// and for the real cluster. It installs nothing.
 package main
 
 import (

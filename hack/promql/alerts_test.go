@@ -68,7 +68,8 @@ func quiet() map[string]string {
 		"NftproxyBehind":              `nftproxy_behind_seconds 0 60 120 300 600 0x60`, // a long restart
 		"NftproxyDown":                "up 1x60\nup{instance=\"node-2\"} 0x60",
 		"NftproxyConntrackAlmostFull": "nftproxy_conntrack_entries 950x60\nnftproxy_conntrack_limit 0x60", // no limit
-		"NftproxyChangesWait":         `kubeproxy_sync_proxy_rules_service_changes_pending 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1`,
+		"NftproxyChangesWait": `kubeproxy_sync_proxy_rules_service_changes_pending 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 ` +
+			`1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1`,
 		"NftproxyAPIServerAway": `rest_client_requests_total{code="503",method="GET"} 0+1x60
 			rest_client_requests_total{code="200",method="GET"} 0+5x60`,
 	}

@@ -58,7 +58,8 @@ func TestDashboard(t *testing.T) {
 	exported := readListing(t)
 	data := readScrapes(t)
 	var drawn strings.Builder
-	drawn.WriteString("# The panels of deploy/grafana/nftproxy.json with the data of testdata/scrapes.txt.\n# Written by: go test . -run TestDashboard -update\n")
+	drawn.WriteString("# The panels of deploy/grafana/nftproxy.json with the data of testdata/scrapes.txt.\n# Written " +
+		"by: go test . -run TestDashboard -update\n")
 	panels := 0
 	for _, p := range d.Panels {
 		if p.Type == "row" {

@@ -150,7 +150,8 @@ func (d samples) Querier(int64, int64) (storage.Querier, error) { return querier
 type querier struct{ samples }
 
 // Select is part of storage.Querier.
-func (q querier) Select(_ context.Context, _ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+func (q querier) Select(_ context.Context, _ bool, _ *storage.SelectHints,
+	matchers ...*labels.Matcher) storage.SeriesSet {
 	set := &seriesSet{at: -1}
 	for _, s := range q.series {
 		matches := true
@@ -164,11 +165,13 @@ func (q querier) Select(_ context.Context, _ bool, _ *storage.SelectHints, match
 	return set
 }
 
-func (querier) LabelValues(context.Context, string, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+func (querier) LabelValues(context.Context, string, *storage.LabelHints,
+	...*labels.Matcher) ([]string, annotations.Annotations, error) {
 	return nil, nil, nil
 }
 
-func (querier) LabelNames(context.Context, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+func (querier) LabelNames(context.Context, *storage.LabelHints,
+	...*labels.Matcher) ([]string, annotations.Annotations, error) {
 	return nil, nil, nil
 }
 

@@ -36,7 +36,8 @@ type Chain struct {
 	Program string `json:"program"`
 	// PolicyDrop says that the chain drops what no rule accepts.
 	PolicyDrop bool `json:"policyDrop"`
-	// EndsClosed says that the last rule drops or rejects every packet that comes to it, which is a policy in another form.
+	// EndsClosed says that the last rule drops or rejects every packet that comes to it, which is a policy in another
+	// form.
 	EndsClosed bool `json:"-"`
 	// Rules is what the rules may do, and those of chains to which they lead.
 	Rules otherproxy.Effects `json:"rules"`
@@ -79,7 +80,8 @@ func List() ([]Chain, error) {
 			continue
 		}
 		chain := Chain{
-			Family: nft.FamilyText(uint8(c.Table.Family)), Table: c.Table.Name, Name: c.Name, Hook: nft.HookText(uint8(c.Table.Family), uint32(*c.Hooknum)),
+			Family: nft.FamilyText(uint8(c.Table.Family)), Table: c.Table.Name, Name: c.Name,
+			Hook: nft.HookText(uint8(c.Table.Family), uint32(*c.Hooknum)),
 			Type: string(c.Type), Priority: int32(*c.Priority), Program: programOf(c.Table.Name, names),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		}
@@ -95,7 +97,8 @@ func List() ([]Chain, error) {
 	}
 	list = append(list, legacy...)
 	slices.SortStableFunc(list, func(a, b Chain) int {
-		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.TableText(), b.TableText()), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority),
+			cmp.Compare(a.TableText(), b.TableText()), cmp.Compare(a.Name, b.Name))
 	})
 	return list, nil
 }
@@ -116,7 +119,8 @@ func legacyChains(names map[string]bool) ([]Chain, error) {
 	for _, c := range found {
 		family, table, _ := strings.Cut(c.Table, " ")
 		list = append(list, Chain{
-			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table, Priority: legacyPriority(table, c.Chain), Legacy: true,
+			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table,
+			Priority: legacyPriority(table, c.Chain), Legacy: true,
 			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: c.Rules,
 			Closes: c.PolicyDrop || c.Closes, EndsClosed: c.EndsClosed,
 		})

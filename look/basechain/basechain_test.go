@@ -50,7 +50,8 @@ table bridge b { chain drops { type filter hook prerouting priority 0; drop; }; 
 	}
 	for _, args := range []string{
 		"-A INPUT -s 10.9.9.9 -j DROP", "-N inner", "-A inner -j REJECT", "-A FORWARD -j inner",
-		"-t nat -A PREROUTING -p tcp --dport 80 -j DNAT --to-destination 10.1.1.1", "-t raw -P OUTPUT DROP", "-t raw -A PREROUTING -p udp -j CT --notrack",
+		"-t nat -A PREROUTING -p tcp --dport 80 -j DNAT --to-destination 10.1.1.1", "-t raw -P OUTPUT DROP",
+		"-t raw -A PREROUTING -p udp -j CT --notrack",
 		"-t mangle -N inner", "-t mangle -A inner -j MARK --set-mark 1", "-t mangle -A PREROUTING -j inner",
 		"-t mangle -A POSTROUTING -d 10.0.0.0/8 -j NFQUEUE --queue-num 100",
 		"-t nat -A OUTPUT ! -d 10.0.0.0/8 -j CONNMARK --set-xmark 0x80/0x80",
@@ -72,29 +73,41 @@ table bridge b { chain drops { type filter hook prerouting priority 0; drop; }; 
 			continue
 		}
 		queues := map[bool]string{true: " queues"}[c.Rules.Queues]
-		got[c.TableText()+" "+c.Name] = fmt.Sprintf("%s %d policy-drop=%t drops=%t translates=%t untracks=%t%s", c.Hook, c.Priority, c.PolicyDrop, c.Rules.Drops, c.Rules.Translates, c.Rules.Untracks,
-			queues+map[bool]string{true: " marks"}[c.Rules.Marks]+map[bool]string{true: " marks-connections"}[c.Rules.MarksConnections])
+		got[c.TableText()+" "+c.Name] = fmt.Sprintf("%s %d policy-drop=%t drops=%t translates=%t untracks=%t%s", c.Hook,
+			c.Priority, c.PolicyDrop, c.Rules.Drops, c.Rules.Translates, c.Rules.Untracks,
+			queues+map[bool]string{true: " marks"}[c.Rules.Marks]+
+				map[bool]string{true: " marks-connections"}[c.Rules.MarksConnections])
 	}
 	want := map[string]string{
-		"inet a drops-rest":                       "forward 5 policy-drop=true drops=false translates=false untracks=false",
-		"inet a counts":                           "input 0 policy-drop=false drops=false translates=false untracks=false",
-		"inet a jumps":                            "output 0 policy-drop=false drops=true translates=false untracks=false",
-		"inet a map-drops":                        "output 1 policy-drop=false drops=true translates=false untracks=false",
-		"inet a map-accepts":                      "output 2 policy-drop=false drops=false translates=false untracks=false",
-		"ip raw untracks":                         "prerouting -300 policy-drop=false drops=false translates=false untracks=true",
-		"ip6 nat masquerades":                     "postrouting 100 policy-drop=false drops=false translates=true untracks=false",
-		"ip c marks":                              "prerouting -150 policy-drop=false drops=false translates=false untracks=false marks",
-		"ip c marks-connections":                  "prerouting -90 policy-drop=false drops=false translates=false untracks=false marks-connections",
-		"ip c compares":                           "prerouting -140 policy-drop=false drops=false translates=false untracks=false",
-		"bridge b drops":                          "prerouting 0 policy-drop=false drops=true translates=false untracks=false",
-		"ip filter (iptables-legacy) INPUT":       "input 0 policy-drop=false drops=true translates=false untracks=false",
-		"ip filter (iptables-legacy) FORWARD":     "forward 0 policy-drop=false drops=true translates=false untracks=false",
-		"ip nat (iptables-legacy) PREROUTING":     "prerouting -100 policy-drop=false drops=false translates=true untracks=false",
-		"ip nat (iptables-legacy) OUTPUT":         "output -100 policy-drop=false drops=false translates=false untracks=false marks-connections",
-		"ip mangle (iptables-legacy) PREROUTING":  "prerouting -150 policy-drop=false drops=false translates=false untracks=false marks",
-		"ip mangle (iptables-legacy) POSTROUTING": "postrouting -150 policy-drop=false drops=false translates=false untracks=false queues",
-		"ip raw (iptables-legacy) OUTPUT":         "output -300 policy-drop=true drops=false translates=false untracks=false",
-		"ip raw (iptables-legacy) PREROUTING":     "prerouting -300 policy-drop=false drops=false translates=false untracks=true",
+		"inet a drops-rest":  "forward 5 policy-drop=true drops=false translates=false untracks=false",
+		"inet a counts":      "input 0 policy-drop=false drops=false translates=false untracks=false",
+		"inet a jumps":       "output 0 policy-drop=false drops=true translates=false untracks=false",
+		"inet a map-drops":   "output 1 policy-drop=false drops=true translates=false untracks=false",
+		"inet a map-accepts": "output 2 policy-drop=false drops=false translates=false untracks=false",
+		"ip raw untracks": "prerouting -300 policy-drop=false drops=false translates=false " +
+			"untracks=true",
+		"ip6 nat masquerades": "postrouting 100 policy-drop=false drops=false translates=true " +
+			"untracks=false",
+		"ip c marks": "prerouting -150 policy-drop=false drops=false translates=false " +
+			"untracks=false marks",
+		"ip c marks-connections": "prerouting -90 policy-drop=false drops=false translates=false " +
+			"untracks=false marks-connections",
+		"ip c compares": "prerouting -140 policy-drop=false drops=false translates=false " +
+			"untracks=false",
+		"bridge b drops": "prerouting 0 policy-drop=false drops=true translates=false " +
+			"untracks=false",
+		"ip filter (iptables-legacy) INPUT":   "input 0 policy-drop=false drops=true translates=false untracks=false",
+		"ip filter (iptables-legacy) FORWARD": "forward 0 policy-drop=false drops=true translates=false untracks=false",
+		"ip nat (iptables-legacy) PREROUTING": "prerouting -100 policy-drop=false drops=false translates=true " +
+			"untracks=false",
+		"ip nat (iptables-legacy) OUTPUT": "output -100 policy-drop=false drops=false translates=false " +
+			"untracks=false marks-connections",
+		"ip mangle (iptables-legacy) PREROUTING": "prerouting -150 policy-drop=false drops=false translates=false " +
+			"untracks=false marks",
+		"ip mangle (iptables-legacy) POSTROUTING": "postrouting -150 policy-drop=false drops=false translates=false " +
+			"untracks=false queues",
+		"ip raw (iptables-legacy) OUTPUT":     "output -300 policy-drop=true drops=false translates=false untracks=false",
+		"ip raw (iptables-legacy) PREROUTING": "prerouting -300 policy-drop=false drops=false translates=false untracks=true",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -117,8 +130,9 @@ func TestOthersTranslate(t *testing.T) {
 		rules string
 		want  bool
 	}{
-		"no rules":                  {"table ip a { }\n", false},
-		"ours":                      {chain("nftproxy", "ip", "prerouting", "dnat to 10.1.1.1") + chain("nftproxy", "ip6", "output", "dnat to fd00::1"), false},
+		"no rules": {"table ip a { }\n", false},
+		"ours": {chain("nftproxy", "ip", "prerouting", "dnat to 10.1.1.1") + chain("nftproxy", "ip6",
+			"output", "dnat to fd00::1"), false},
 		"kube-proxy's nftables":     {chain("kube-proxy", "ip", "prerouting", "dnat to 10.1.1.1"), false},
 		"masquerading":              {chain("cni", "ip", "postrouting", "masquerade"), false},
 		"a chain that accepts":      {chain("cni", "ip", "prerouting", "accept"), false},
@@ -145,7 +159,8 @@ func TestOthersTranslate(t *testing.T) {
 	}
 }
 
-// TestClosingSparesOurs: a table that drops invalid packets for an nftproxy closes nothing, and one of another name does.
+// TestClosingSparesOurs: a table that drops invalid packets for an nftproxy closes nothing, and one of another name
+// does.
 func TestClosingSparesOurs(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "closing")
 	for _, services := range []string{"nftproxy", "other"} {

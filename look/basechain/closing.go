@@ -20,12 +20,14 @@ func Closing(ours []nft.TableID) ([]Chain, error) {
 		own := slices.ContainsFunc(ours, func(id nft.TableID) bool {
 			return id.Family.String() == c.Family && id.Name == c.Table || c.DropsInvalid(id.Name)
 		})
-		return own || c.Table == "kube-proxy" || !c.Closes || !slices.Contains([]string{"input", "forward", "output"}, c.Hook) ||
+		return own || c.Table == "kube-proxy" || !c.Closes || !slices.Contains([]string{"input", "forward", "output"},
+			c.Hook) ||
 			!slices.Contains([]string{"ip", "ip6", "inet"}, c.Family)
 	}), nil
 }
 
-// DropsInvalid says whether the chain drops only packets that belong to no connection, for the nftproxy whose tables have that name.
+// DropsInvalid says whether the chain drops only packets that belong to no connection, for the nftproxy whose tables
+// have that name.
 func (c *Chain) DropsInvalid(table string) bool {
 	return c.Family == "inet" && c.Table == invalidtable.Name(table)
 }

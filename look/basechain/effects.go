@@ -107,7 +107,8 @@ func effectsOfRule(r *nftables.Rule) (effects otherproxy.Effects, chains []strin
 }
 
 func effectsOfVerdict(kind expr.VerdictKind) otherproxy.Effects {
-	return otherproxy.Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictStolen, Queues: kind == expr.VerdictQueue}
+	return otherproxy.Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictStolen,
+		Queues: kind == expr.VerdictQueue}
 }
 
 // effectsOfMap is about a map of verdicts.

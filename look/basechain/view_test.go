@@ -13,7 +13,8 @@ import (
 )
 
 // translation is the chain of a service proxy: it translates 127.0.0.2, which stands for a cluster IP.
-const translation = `table ip proxy { chain output { type nat hook output priority -100; ip daddr 127.0.0.2 dnat to 127.0.0.3; }; }`
+const translation = `table ip proxy { chain output { type nat hook output priority -100; ip daddr 127.0.0.2 dnat to ` +
+	`127.0.0.3; }; }`
 
 // TestViewOf: what the kernel shows a chain beside one that translates, at the same hook, is what ViewOf says, by the
 // chain's type, priority and time.
@@ -26,7 +27,8 @@ func TestViewOf(t *testing.T) {
 		}
 	}
 	marking := func(kind string, priority int) func(*testing.T, *testnet.Namespace) {
-		return load(fmt.Sprintf(`table ip other { chain output { type %s hook output priority %d; ip daddr 127.0.0.2 ct mark set 1; ip daddr 127.0.0.3 ct mark set 2; }; }`, kind, priority))
+		return load(fmt.Sprintf(`table ip other { chain output { type %s hook output priority %d; ip daddr 127.0.0.2 ct `+
+			`mark set 1; ip daddr 127.0.0.3 ct mark set 2; }; }`, kind, priority))
 	}
 	// iptables works with the rules of an iptables program, before the proxy or after it.
 	iptables := func(program string) func(*testing.T, *testnet.Namespace) {
@@ -50,18 +52,20 @@ func TestViewOf(t *testing.T) {
 		mark  string // what the chain has seen
 		view  basechain.View
 	}{
-		"nat, lower priority":                   {steps(marking("nat", -101), proxy), untranslated, basechain.Earlier},
-		"nat, the same priority, made before":   {steps(marking("nat", -100), proxy), none, basechain.Unknown},
-		"nat, the same priority, made after":    {steps(proxy, marking("nat", -100)), untranslated, basechain.Unknown},
-		"nat, higher priority":                  {steps(proxy, marking("nat", -90)), none, basechain.Later},
-		"filter, lower priority":                {steps(proxy, marking("filter", -150)), untranslated, basechain.Earlier},
-		"filter, higher priority":               {steps(marking("filter", -90), proxy), translated, basechain.Later},
-		"iptables-nft, nat, made before":        {steps(iptables("iptables-nft"), proxy), none, basechain.Unknown},
-		"iptables-nft, nat, made after":         {steps(proxy, iptables("iptables-nft")), untranslated, basechain.Unknown},
-		"iptables-legacy, nat, made before":     {steps(iptables("iptables-legacy"), proxy), none, basechain.Unknown},
-		"iptables-legacy, nat, made after":      {steps(proxy, iptables("iptables-legacy")), untranslated, basechain.Unknown},
-		"the proxy, made anew by its name":      {steps(proxy, marking("nat", -100), load("delete table ip proxy"), proxy), none, basechain.Unknown},
-		"nat, an address that is not a Service": {steps(proxy, marking("nat", -100), load("flush table ip proxy")), untranslated, basechain.Unknown},
+		"nat, lower priority":                 {steps(marking("nat", -101), proxy), untranslated, basechain.Earlier},
+		"nat, the same priority, made before": {steps(marking("nat", -100), proxy), none, basechain.Unknown},
+		"nat, the same priority, made after":  {steps(proxy, marking("nat", -100)), untranslated, basechain.Unknown},
+		"nat, higher priority":                {steps(proxy, marking("nat", -90)), none, basechain.Later},
+		"filter, lower priority":              {steps(proxy, marking("filter", -150)), untranslated, basechain.Earlier},
+		"filter, higher priority":             {steps(marking("filter", -90), proxy), translated, basechain.Later},
+		"iptables-nft, nat, made before":      {steps(iptables("iptables-nft"), proxy), none, basechain.Unknown},
+		"iptables-nft, nat, made after":       {steps(proxy, iptables("iptables-nft")), untranslated, basechain.Unknown},
+		"iptables-legacy, nat, made before":   {steps(iptables("iptables-legacy"), proxy), none, basechain.Unknown},
+		"iptables-legacy, nat, made after":    {steps(proxy, iptables("iptables-legacy")), untranslated, basechain.Unknown},
+		"the proxy, made anew by its name": {steps(proxy, marking("nat", -100), load("delete table ip proxy"), proxy),
+			none, basechain.Unknown},
+		"nat, an address that is not a Service": {steps(proxy, marking("nat", -100), load("flush table ip proxy")),
+			untranslated, basechain.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "view")
@@ -84,7 +88,8 @@ func TestViewOf(t *testing.T) {
 			if _, err := conn.Write([]byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := nftcmd.ForTest(t).Run(ns, "", "list", "counter", "ip", "seen", "mark"+c.mark); err != nil || !strings.Contains(out, "packets 1 ") {
+			if out, err := nftcmd.ForTest(t).Run(ns, "", "list", "counter", "ip", "seen", "mark"+c.mark); err != nil ||
+				!strings.Contains(out, "packets 1 ") {
 				t.Errorf("no packet with the mark %s: %s %v", c.mark, out, err)
 			}
 			if err := ns.Do(func() error {

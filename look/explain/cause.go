@@ -72,19 +72,23 @@ func (x *explainer) findForeignRule(s *nft.Step) {
 		if i := len(x.causes); i > 0 && strings.HasPrefix(x.causes[i-1], "map ") {
 			return // said already
 		}
-		x.cause("map %s does not have every endpoint that chain %s expects: another process has removed elements", setOf(s), s.Chain)
+		x.cause("map %s does not have every endpoint that chain %s expects: another process has removed elements", setOf(s),
+			s.Chain)
 		x.remedy("a running nftproxy restores its tables within a second; if it does not run, start it")
 		return
 	default:
 		return
 	}
 	if n := ruleset.LayoutOf(x.contents); n != ruleset.Layout {
-		x.cause("another version of nftproxy has written the tables (layout %d, and this command knows layout %d): what their rules are for is not known", n, ruleset.Layout)
+		x.cause("another version of nftproxy has written the tables (layout %d, and this command knows layout %d): what "+
+			"their rules are for is not known", n, ruleset.Layout)
 		x.remedy("start this version of nftproxy, which writes its rules again, or ask with the command of that version")
 		return
 	}
-	x.cause("another process has changed nftproxy's table: rule %d of chain %s is not nftproxy's (%s)", s.Number, s.Chain, s.Rule.Text(s.Table.Family))
-	x.remedy("nft -a list chain %s %s shows the rule; a running nftproxy restores its tables within a second, so start it if it does not run", s.Table, s.Chain)
+	x.cause("another process has changed nftproxy's table: rule %d of chain %s is not nftproxy's (%s)", s.Number, s.Chain,
+		s.Rule.Text(s.Table.Family))
+	x.remedy("nft -a list chain %s %s shows the rule; a running nftproxy restores its tables within a second, so start "+
+		"it if it does not run", s.Table, s.Chain)
 }
 
 // whyEnded is about packets that are refused or dropped, at least on one way.
@@ -104,26 +108,33 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 	switch p := x.purpose(by); p {
 	case ruleset.RefuseUnknownPort:
 		x.whyUnknownPort(by.Destination.Addr())
-	case ruleset.FindFrontend, ruleset.FindInRanges, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.FindOnLoopback, ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
+	case ruleset.FindFrontend, ruleset.FindInRanges, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.FindOnLoopback,
+		ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
 		if x.leadsToRefusal(by) {
 			x.whyNoEndpoint()
 			return
 		}
 		x.whyNoneHere("internalTrafficPolicy", "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
 	case ruleset.RefuseOtherPods, ruleset.DropNotLocal, ruleset.ForOutsiders:
-		x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which hides the client's address from the endpoints")
+		x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that "+
+			"ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which "+
+			"hides the client's address from the endpoints")
 	case ruleset.DropSource:
 		x.whyNotAdmitted(by)
 	case ruleset.DropUnallocated:
 		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), rangeOf(by))
-		x.remedy("check the address that the client uses: the Service may have been deleted and created again with another cluster IP")
-		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
+		x.remedy("check the address that the client uses: the Service may have been deleted and created again with another " +
+			"cluster IP")
+		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the " +
+			"ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
 	case ruleset.DropUntranslated:
 		if by.Destination != x.question.Packet.Dst {
-			x.notPod(by.Destination.String(), "the cluster IP of Service "+x.clusterIPOwner(by.Destination.Addr()), "it is dropped")
+			x.notPod(by.Destination.String(), "the cluster IP of Service "+x.clusterIPOwner(by.Destination.Addr()),
+				"it is dropped")
 			return
 		}
-		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s", by.Destination.Addr())
+		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s",
+			by.Destination.Addr())
 		x.remedy("look at the chains of other programs below")
 	}
 }
@@ -158,11 +169,14 @@ func (x *explainer) leadsToRefusal(s *nft.Step) bool {
 func (x *explainer) whyUnknownPort(a netip.Addr) {
 	owner := x.clusterIPOwner(a)
 	if !hasPorts(x.question.Packet) {
-		x.cause("%s is the cluster IP of Service %s, and cluster IPs take connections to the Service's ports only: they do not answer ping", a, owner)
-		x.remedy("try a port of the Service instead; with --nftproxy-answer-ping cluster IPs of Services with endpoints answer")
+		x.cause("%s is the cluster IP of Service %s, and cluster IPs take connections to the Service's ports only: they do "+
+			"not answer ping", a, owner)
+		x.remedy(
+			"try a port of the Service instead; with --nftproxy-answer-ping cluster IPs of Services with endpoints answer")
 		return
 	}
-	x.cause("Service %s has the cluster IP %s, but not the port %d/%s", owner, a, x.question.Packet.Dst.Port(), nft.ProtocolText(x.question.Packet.Protocol))
+	x.cause("Service %s has the cluster IP %s, but not the port %d/%s", owner, a, x.question.Packet.Dst.Port(),
+		nft.ProtocolText(x.question.Packet.Protocol))
 	if s := x.service(owner); s != nil && len(s.Ports) > 0 {
 		x.remedy("use a port of the Service: %s; or add the port to the Service", portsText(s))
 		return
@@ -174,7 +188,8 @@ func (x *explainer) whyUnknownPort(a netip.Addr) {
 func (x *explainer) whyNoEndpoint() {
 	s, p := x.servicePort()
 	if s == nil || x.facts.Objects == nil {
-		x.cause("Service %s has no endpoint that may get connections: none is ready, and none serves while it terminates", frontendText(x.frontend))
+		x.cause("Service %s has no endpoint that may get connections: none is ready, and none serves while it terminates",
+			frontendText(x.frontend))
 		x.remedyEndpoints("its pods have to be ready, and the selector of the Service has to match their labels")
 		return
 	}
@@ -185,7 +200,8 @@ func (x *explainer) whyNoEndpoint() {
 	}
 	ignored := x.ignoredSlices()
 	if len(all) == 0 && p.Endpoints.Len() > 0 {
-		x.cause("Service %s has no endpoint of %s: its EndpointSlices have addresses of the other family only, which do not count for %s", frontendText(x.frontend), x.family().Name(), x.question.Packet.Dst.Addr())
+		x.cause("Service %s has no endpoint of %s: its EndpointSlices have addresses of the other family only, which do "+
+			"not count for %s", frontendText(x.frontend), x.family().Name(), x.question.Packet.Dst.Addr())
 		x.remedyEndpoints("addressType and spec.ipFamilies of the Service have to fit")
 		return
 	}
@@ -195,7 +211,8 @@ func (x *explainer) whyNoEndpoint() {
 	}
 	if len(all) == 0 {
 		x.cause("Service %s has no endpoint: no EndpointSlice of it has an address for the port", frontendText(x.frontend))
-		x.remedyEndpoints("its selector has to match the labels of pods that run, and the targetPort has to be a port of theirs")
+		x.remedyEndpoints(
+			"its selector has to match the labels of pods that run, and the targetPort has to be a port of theirs")
 		return
 	}
 	x.cause("Service %s has %s, and none may get connections", frontendText(x.frontend), plural(len(all), "endpoint"))
@@ -236,12 +253,15 @@ func (x *explainer) whyOtherPorts(s *service.Service, p *service.Port) {
 			hint = "the names differ in upper and lower case"
 		}
 	}
-	x.cause("Service %s has no endpoint: the ports of its EndpointSlices have other names or protocols than the port of the Service", frontendText(x.frontend))
-	x.cause("the Service's port is %s, the EndpointSlices have %s; endpoints belong to the port with the same name and the same protocol", want, strings.Join(have, ", "))
+	x.cause("Service %s has no endpoint: the ports of its EndpointSlices have other names or protocols than the port of "+
+		"the Service", frontendText(x.frontend))
+	x.cause("the Service's port is %s, the EndpointSlices have %s; endpoints belong to the port with the same name and "+
+		"the same protocol", want, strings.Join(have, ", "))
 	if hint != "" {
 		x.cause("%s", hint)
 	}
-	x.remedyEndpoints(fmt.Sprintf("where a controller or a manifest of yours writes them, give their port the name and protocol of the Service's port, %s; the number may differ", want))
+	x.remedyEndpoints(fmt.Sprintf("where a controller or a manifest of yours writes them, give their port the name and "+
+		"protocol of the Service's port, %s; the number may differ", want))
 }
 
 func slicePortText(p service.SlicePort) string {
@@ -258,7 +278,8 @@ func (x *explainer) remedyEndpoints(what string) {
 		x.remedy("%s", what)
 		return
 	}
-	x.remedy("kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s -o yaml shows its endpoints: %s", namespace, name, what)
+	x.remedy("kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s -o yaml shows its endpoints: %s",
+		namespace, name, what)
 }
 
 // whyNoneHere is about a traffic policy Local.
@@ -271,10 +292,12 @@ func (x *explainer) whyNoneHere(policy, remedy string) {
 			elsewhere = "; " + onOtherNodes(n)
 		}
 		if unnamed > 0 {
-			elsewhere += "; " + plural(unnamed, "endpoint") + " without nodeName in the EndpointSlice: no node counts such an endpoint as its own"
+			elsewhere += "; " + plural(unnamed, "endpoint") + " without nodeName in the EndpointSlice: no node counts such an " +
+				"endpoint as its own"
 		}
 	}
-	x.cause("the %s of Service %s is Local, and none of its endpoints on this node may get connections%s", policy, x.frontend.Service, elsewhere)
+	x.cause("the %s of Service %s is Local, and none of its endpoints on this node may get connections%s", policy,
+		x.frontend.Service, elsewhere)
 	x.remedy("%s", remedy)
 }
 
@@ -292,19 +315,23 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 	}
 	if closed := x.closedSources(by); closed != nil {
 		x.cause("Service %s: %s", by, closed)
-		x.remedy("let Services share equal lists of source ranges, or give run and this command a larger --nftproxy-max-source-lists")
+		x.remedy("let Services share equal lists of source ranges, or give run and this command a larger " +
+			"--nftproxy-max-source-lists")
 		return
 	}
 	field := x.rangesField(s, by)
-	x.cause("the %s of Service %s admit %s, and %s is not among them", field, by, x.rangesText(s.Chain), x.question.Packet.Src.Addr())
+	x.cause("the %s of Service %s admit %s, and %s is not among them", field, by, x.rangesText(s.Chain),
+		x.question.Packet.Src.Addr())
 	if by != x.frontend.Service && x.frontend.Service != "" {
-		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s", x.frontend.Service, by)
+		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s",
+			x.frontend.Service, by)
 	}
 	unrestricted := "cluster IPs"
 	if field == balancerRanges {
 		unrestricted = "cluster IPs and node ports"
 	}
-	x.remedy("add the client's range to the %s of %s, or connect from an admitted address; the ranges do not restrict %s", field, by, unrestricted)
+	x.remedy("add the client's range to the %s of %s, or connect from an admitted address; the ranges do not restrict %s",
+		field, by, unrestricted)
 }
 
 // The fields of a Service that have source ranges.
@@ -313,9 +340,9 @@ const (
 	directRanges   = "annotation " + service.OptionPrefix + "source-ranges"
 )
 
-// rangesField says in which field the Service has the ranges of the step's chain. Without the objects, only node ports tell.
-// A load balancer's address has what is in both fields: if that is all of the annotation, there may be nothing in the other one,
-// and a range there would keep others out.
+// rangesField says in which field the Service has the ranges of the step's chain. Without the objects, only node ports
+// tell. A load balancer's address has what is in both fields: if that is all of the annotation, there may be nothing in
+// the other one, and a range there would keep others out.
 func (x *explainer) rangesField(s *nft.Step, by string) string {
 	if ruleset.SourceSet(s.Chain) != s.Chain {
 		return directRanges
@@ -342,26 +369,34 @@ func (x *explainer) whyUntouched() {
 	}
 	switch {
 	case x.leftToRouting():
-		x.cause("Service %s asks for %sexternal-failover: pass, and has no endpoint on this node, or none at all: other routers or nodes may have the address", x.frontend.Service, service.OptionPrefix)
+		x.cause("Service %s asks for %sexternal-failover: pass, and has no endpoint on this node, or none at all: other "+
+			"routers or nodes may have the address", x.frontend.Service, service.OptionPrefix)
 		x.remedy("where the packet goes is up to the routes of this node (ip route get %s)", to)
 	case !hasPorts(p):
 		x.cause("the packet has no port, and %s is no address of a Service", to)
 	case local && x.clusterIPOwner(to) != "":
-		x.cause("%s is the cluster IP of Service %s, but it is also an address of this node, which keeps the ports that the Service does not have", to, x.clusterIPOwner(to))
+		x.cause("%s is the cluster IP of Service %s, but it is also an address of this node, which keeps the ports that "+
+			"the Service does not have", to, x.clusterIPOwner(to))
 	case local && to == ip.Of(to).Loopback() && p.Src.Addr().IsLoopback() && ruleset.ServesLoopback(x.contents):
-		x.cause("a process of the node gets it: nftproxy listens on each node port of %s that has endpoints, that admits this node, and that no other process has, and connects to the Service from another address of the node", to)
+		x.cause("a process of the node gets it: nftproxy listens on each node port of %s that has endpoints, that admits "+
+			"this node, and that no other process has, and connects to the Service from another address of the node", to)
 		x.remedy("with --from node, this command explains the connection of nftproxy")
 	case local && x.servesNodePorts():
-		x.cause("%s is an address of this node, and no Service has the node port %d/%s", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
+		x.cause("%s is an address of this node, and no Service has the node port %d/%s", to, p.Dst.Port(),
+			nft.ProtocolText(p.Protocol))
 		x.remedy("nftproxy get services lists the node ports; a process of the node may listen on this port by itself")
 	case local:
 		x.cause("%s is an address of this node that serves no node ports", to)
 		x.remedy("use an address that serves node ports, or change --nodeport-addresses")
 	case x.met(ruleset.SpareNetworks):
-		x.cause("%s is an address for Services, but it is in a network that the node is on or has routes to, or an API server's, and no Service has the port %d/%s: the packet goes to the host with the address", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
-		x.remedy("if there is no such host, the Service may have been deleted; the node's network and the ServiceCIDR should not overlap, since a Service may get the address of a host")
+		x.cause("%s is an address for Services, but it is in a network that the node is on or has routes to, or an API "+
+			"server's, and no Service has the port %d/%s: the packet goes to the host with the address", to, p.Dst.Port(),
+			nft.ProtocolText(p.Protocol))
+		x.remedy("if there is no such host, the Service may have been deleted; the node's network and the ServiceCIDR " +
+			"should not overlap, since a Service may get the address of a host")
 	default:
-		x.cause("%s is no address of a Service with the port %d/%s, and no address of this node", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
+		x.cause("%s is no address of a Service with the port %d/%s, and no address of this node", to, p.Dst.Port(),
+			nft.ProtocolText(p.Protocol))
 		x.remedy("nftproxy get services lists the addresses and ports that the rules have")
 	}
 }
@@ -369,14 +404,18 @@ func (x *explainer) whyUntouched() {
 // leftToRouting says whether a Service asks to leave the packet to routing.
 func (x *explainer) leftToRouting() bool {
 	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool {
-		return s.Matched && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool { return l.Found && l.Element.Verdict.Code == nft.Accept })
+		return s.Matched && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool {
+			return l.Found && l.Element.Verdict.Code == nft.Accept
+		})
 	})
 }
 
 // failsOver says whether the map of clients outside leads to endpoints of all nodes.
 func (x *explainer) failsOver() bool {
 	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool {
-		return x.purpose(&s) == ruleset.ForOutsiders && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool { return l.Found && ruleset.ServesAnywhere(l.Element.Verdict) })
+		return x.purpose(&s) == ruleset.ForOutsiders && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool {
+			return l.Found && ruleset.ServesAnywhere(l.Element.Verdict)
+		})
 	})
 }
 
@@ -406,25 +445,32 @@ func (x *explainer) whyThere(e *Explanation) {
 		switch x.purpose(s) {
 		case ruleset.ForOutsiders:
 			if x.failsOver() {
-				x.cause("the endpoints see an address of this node, not the client's: Service %s asks for %sexternal-failover: cluster, and no endpoint is on this node", x.frontend.Service, service.OptionPrefix)
+				x.cause("the endpoints see an address of this node, not the client's: Service %s asks for %sexternal-failover: "+
+					"cluster, and no endpoint is on this node", x.frontend.Service, service.OptionPrefix)
 				continue
 			}
-			x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and keep their address", x.frontend.Service)
+			x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and "+
+				"keep their address", x.frontend.Service)
 		case ruleset.ForOtherPods:
-			x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Local, no endpoint is on this node, and the client is a pod that is not known to be on this node: the endpoints would answer it directly", x.frontend.Service)
+			x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is "+
+				"Local, no endpoint is on this node, and the client is a pod that is not known to be on this node: the endpoints "+
+				"would answer it directly", x.frontend.Service)
 			x.remedy("if the client is a pod of this node, the Node's podCIDRs do not cover it")
 		case ruleset.MarkAll:
 			if x.failsOver() {
 				continue // said already
 			}
 			if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
-				x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Cluster", x.frontend.Service)
-				x.remedy("to keep the client's address: set externalTrafficPolicy to Local, and let clients use nodes that have an endpoint")
+				x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is "+
+					"Cluster", x.frontend.Service)
+				x.remedy("to keep the client's address: set externalTrafficPolicy to Local, and let clients use nodes that have " +
+					"an endpoint")
 				continue
 			}
 			x.cause("the endpoints see an address of this node, not the client's: the proxy runs with --masquerade-all")
 		case ruleset.MarkOutsiders:
-			x.cause("the endpoints see an address of this node, not the client's: %s, so the client is no pod of the cluster", x.condition(s))
+			x.cause("the endpoints see an address of this node, not the client's: %s, so the client is no pod of the cluster",
+				x.condition(s))
 			x.remedy("if the client is a pod, --cluster-cidr or --detect-local-mode of nftproxy does not cover it")
 		}
 	}
@@ -438,9 +484,13 @@ func (x *explainer) whyThere(e *Explanation) {
 		}
 	}
 	for _, t := range e.Endpoints {
-		if t.addr.Addr() == x.question.Packet.Src.Addr() && !t.Masqueraded && !x.question.Packet.FromNode && !x.facts.Local(t.addr.Addr()) {
-			x.cause("the endpoint %s is the client itself, and the packet keeps its source: the client answers itself without the node, so the connection times out", t.Address)
-			x.remedy("the EndpointSlice has to name this node for the endpoint: a pod reaches itself only where it runs by nodeName, or may run since it has no nodeName or is in the Node's podCIDRs; the latter counts for ports with at most %d such endpoints", ruleset.MaxMaybeOnNode)
+		if t.addr.Addr() == x.question.Packet.Src.Addr() && !t.Masqueraded && !x.question.Packet.FromNode &&
+			!x.facts.Local(t.addr.Addr()) {
+			x.cause("the endpoint %s is the client itself, and the packet keeps its source: the client answers itself without "+
+				"the node, so the connection times out", t.Address)
+			x.remedy("the EndpointSlice has to name this node for the endpoint: a pod reaches itself only where it runs by "+
+				"nodeName, or may run since it has no nodeName or is in the Node's podCIDRs; the latter counts for ports with at "+
+				"most %d such endpoints", ruleset.MaxMaybeOnNode)
 		}
 	}
 	x.whyThese(e)
@@ -450,10 +500,12 @@ func (x *explainer) whyThere(e *Explanation) {
 func (x *explainer) judgeOther(t *OtherTable) {
 	switch {
 	case t.Instead != "":
-		x.cause("table %s takes the packet, which the kernel asks before table %s since it was made later; it is of %s", t.ID, t.Instead, t.Kept)
+		x.cause("table %s takes the packet, which the kernel asks before table %s since it was made later; it is of %s", t.ID,
+			t.Instead, t.Kept)
 		x.remedy("%s", t.Remedy)
 	case t.Has:
-		x.note("table %s has rules for the packet too, but the kernel asks it later, since it was made earlier; it is of %s", t.ID, t.Kept)
+		x.note("table %s has rules for the packet too, but the kernel asks it later, since it was made earlier; it is of %s",
+			t.ID, t.Kept)
 	default:
 		x.note("table %s has no rule for the packet; it is of %s", t.ID, t.Kept)
 	}
@@ -470,7 +522,9 @@ func (x *explainer) findDoubts() {
 	if x.omitted > 0 {
 		x.note("%d further causes are left out", x.omitted)
 	}
-	if slices.ContainsFunc(x.facts.Chains, func(c basechain.Chain) bool { return c.Program == "kube-proxy" && x.sees(&c) }) {
+	if slices.ContainsFunc(x.facts.Chains, func(c basechain.Chain) bool {
+		return c.Program == "kube-proxy" && x.sees(&c)
+	}) {
 		x.note("the kernel has rules of kube-proxy too, and they judge the packet as well (nftproxy proxies compares both)")
 	}
 	for _, t := range x.facts.OtherTables {

@@ -22,8 +22,8 @@ type Question struct {
 	Packet nft.Packet
 	// From says in words where the packet comes from, such as "a pod of this node".
 	From string
-	// NoWay says, for a packet of the node itself, why the node's routes refuse the destination, such as "no route"; empty if
-	// they do not. connect() fails then, and no rule sees a packet.
+	// NoWay says, for a packet of the node itself, why the node's routes refuse the destination, such as "no route"; empty
+	// if they do not. connect() fails then, and no rule sees a packet.
 	NoWay string
 	// Assumed has a sentence for each fact that whoever asks did not give. Guessed says that the client is
 	// one of them.
@@ -42,9 +42,9 @@ type Facts struct {
 	// Way says how packets of the node get to an address, such as "by eth0"; empty if the kernel knows no
 	// way. A nil Way says nothing about ways.
 	Way func(netip.Addr) string
-	// Hop says what the kernel does with a packet between two addresses that comes in by an interface, or that the node sends. ok
-	// is false where it cannot tell. masqueraded says that our rules mark it for that. A nil Hop says nothing about packets
-	// behind our rules.
+	// Hop says what the kernel does with a packet between two addresses that comes in by an interface, or that the node
+	// sends. ok is false where it cannot tell. masqueraded says that our rules mark it for that. A nil Hop says nothing
+	// about packets behind our rules.
 	Hop func(src, dst netip.Addr, in string, masqueraded bool) (h Hop, ok bool)
 	// ByMark says whether rules of routing go by packets' marks; nil if that is not known.
 	ByMark func(nft.Family) bool
@@ -75,8 +75,8 @@ type OtherTable struct {
 	ID nft.TableID
 	// Kept says in words whether a process keeps it, and Remedy what to do about it.
 	Kept, Remedy string
-	// Has says that it has rules for the packet. They count if the kernel asks no other table with such rules before: then Facts
-	// has this table, and Instead is the one that the reader asks about.
+	// Has says that it has rules for the packet. They count if the kernel asks no other table with such rules before: then
+	// Facts has this table, and Instead is the one that the reader asks about.
 	Has     bool
 	Instead string
 }
@@ -112,8 +112,8 @@ type Explanation struct {
 	Problems []string `json:"problems"`
 	// Endpoints are those that the packet may go to.
 	Endpoints []Target `json:"endpoints"`
-	// Stops are the endpoints with which the packet starts no connection, since this node does not pass on the packet or the
-	// answer. Only the first MostWays endpoints are tried.
+	// Stops are the endpoints with which the packet starts no connection, since this node does not pass on the packet or
+	// the answer. Only the first MostWays endpoints are tried.
 	Stops []Stop `json:"stops"`
 	// Affinity is the client's entry in the map of remembered clients, nil if there is none.
 	Affinity *Affinity `json:"affinity"`
@@ -156,7 +156,8 @@ type Packet struct {
 // Result is a possible outcome.
 type Result struct {
 	Outcome Outcome `json:"outcome"`
-	// By says how a packet is refused: "tcp reset", "icmp port unreachable", or "no way" where the node's routes refuse it.
+	// By says how a packet is refused: "tcp reset", "icmp port unreachable", or "no way" where the node's routes refuse
+	// it.
 	By     string  `json:"by"`
 	Chance float64 `json:"chance"`
 }
@@ -214,8 +215,8 @@ type Other struct {
 	Says string `json:"says"`
 }
 
-// MostWays is the number of endpoints, in the order of Explanation.Endpoints, which Explain follows behind our rules: the
-// kernel is asked for each one.
+// MostWays is the number of endpoints, in the order of Explanation.Endpoints, which Explain follows behind our rules:
+// the kernel is asked for each one.
 const MostWays = 100
 
 // Explain gives the account of one packet. It fails only if ctx ends before.
@@ -250,14 +251,19 @@ func Explain(ctx context.Context, q Question, f *Facts) (Explanation, error) {
 // refuseForWay makes of an explanation one of a packet that the node cannot send.
 func (x *explainer) refuseForWay(e *Explanation) {
 	r := noWayResult()
-	e.Outcome, e.Results, e.Endpoints, e.Affinity, e.Steps, e.Otherwise = r.Outcome, []Result{r}, []Target{}, nil, []Step{}, []Branch{}
+	e.Outcome, e.Results, e.Endpoints, e.Affinity, e.Steps, e.Otherwise = r.Outcome, []Result{r}, []Target{}, nil,
+		[]Step{}, []Branch{}
 	e.Summary = r.sentence()
 	to := x.question.Packet.Dst.Addr()
-	x.cause("the node has %s to %s: connect() fails in a process of the node before any rule sees a packet", x.question.NoWay, to)
+	x.cause("the node has %s to %s: connect() fails in a process of the node before any rule sees a packet",
+		x.question.NoWay, to)
 	if x.isClusterIP(to) {
-		x.cause("the rules would lead packets to the Service's endpoints, but the kernel looks for a route first, for the address that the process asks for")
+		x.cause("the rules would lead packets to the Service's endpoints, but the kernel looks for a route first, for the " +
+			"address that the process asks for")
 	}
-	x.remedy("add a default route, or a route to the range of the Services: ip route add RANGE dev INTERFACE (any interface that is up will do: the packet takes the way to the endpoint); ip route get %s and ip rule show the routes that count", to)
+	x.remedy("add a default route, or a route to the range of the Services: ip route add RANGE dev INTERFACE (any "+
+		"interface that is up will do: the packet takes the way to the endpoint); ip route get %s and ip rule show the "+
+		"routes that count", to)
 	x.findDoubts()
 	e.Causes, e.Remedies, e.Notes, e.Others = list(x.causes), list(x.remedies), list(x.notes), []Other{}
 }
@@ -286,7 +292,8 @@ func list(texts []string) []string { return append([]string{}, texts...) }
 func packetOf(q Question) Packet {
 	p := q.Packet
 	return Packet{
-		Protocol: nft.ProtocolText(p.Protocol), Source: p.Src.Addr().String(), Interface: p.Input, FromNode: p.FromNode, From: q.From,
+		Protocol: nft.ProtocolText(p.Protocol), Source: p.Src.Addr().String(), Interface: p.Input, FromNode: p.FromNode,
+		From:        q.From,
 		Destination: endText(p, p.Dst),
 	}
 }

@@ -160,23 +160,30 @@ func (w *world) says(packet string, outcome explain.Outcome, texts ...string) {
 func TestDraws(t *testing.T) {
 	w := newWorld(t)
 	const pod = "veth0 10.244.0.9:0 -> "
-	w.says(pod+"10.96.0.13:80/tcp", explain.Endpoint, "it goes to one of 2 endpoints, at random, by their weights, and keeps its source address",
-		"10.244.0.5:80  90 %", "10.244.1.5:80  10 %", "it goes to 10.244.0.5:80 or 10.244.1.5:80, at random, by their weights")
-	w.says(pod+"10.96.0.12:80/tcp", explain.Endpoint, "it goes to one of 2 endpoints, by a hash of the client's address and port, and keeps",
+	w.says(pod+"10.96.0.13:80/tcp", explain.Endpoint, "it goes to one of 2 endpoints, at random, by their weights, and "+
+		"keeps its source address",
+		"10.244.0.5:80  90 %", "10.244.1.5:80  10 %", "it goes to 10.244.0.5:80 or 10.244.1.5:80, at random, by their "+
+			"weights")
+	w.says(pod+"10.96.0.12:80/tcp", explain.Endpoint, "it goes to one of 2 endpoints, by a hash of the client's address "+
+		"and port, and keeps",
 		"it goes to 10.244.0.5:80 or 10.244.1.5:80, by a hash of the client's address and port")
-	w.says("veth0 10.244.0.9:1000 -> 10.96.0.12:80/tcp", explain.Endpoint, "it goes to 10.244.", ":80, by a hash of the client's address and port, and keeps")
-	w.says(pod+"10.96.0.11:80/tcp", explain.Endpoint, "it goes to 10.244.", ":80, by a hash of the client's address, and keeps", "100 %")
+	w.says("veth0 10.244.0.9:1000 -> 10.96.0.12:80/tcp", explain.Endpoint, "it goes to 10.244.",
+		":80, by a hash of the client's address and port, and keeps")
+	w.says(pod+"10.96.0.11:80/tcp", explain.Endpoint, "it goes to 10.244.",
+		":80, by a hash of the client's address, and keeps", "100 %")
 	w.says(pod+"10.96.0.7:80/tcp", explain.Endpoint, "it goes to one of 3 endpoints, at random, and keeps")
 }
 
-// TestGrowing: with and without objects, the causes name the endpoints that have a part of their weight, among those that the
-// packet may go to.
+// TestGrowing: with and without objects, the causes name the endpoints that have a part of their weight, among those
+// that the packet may go to.
 func TestGrowing(t *testing.T) {
 	w := newWorld(t)
 	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
 	growers := service.NewNotes([]service.Growing{
-		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.5:80")}, Part: 1, Since: since},
-		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.99:80")}, Part: 2, Since: since},
+		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.5:80")},
+			Part: 1, Since: since},
+		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.99:80")},
+			Part: 2, Since: since},
 	})
 	w.facts.Growth = w.facts.Growth.Set("ns/three", &growers)
 	const want = "endpoint 10.244.1.5:80 is growing since 12:03:07: 1/4 of its weight"
@@ -184,7 +191,8 @@ func TestGrowing(t *testing.T) {
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
 	w.says("veth0 10.244.0.9:0 -> 10.96.0.7:80/tcp", explain.Endpoint, want)
 	for _, packet := range []string{"10.96.0.7:80/tcp", "10.96.0.6:80/tcp"} {
-		if e := w.ask("veth0 10.244.0.9:0 -> " + packet); strings.Count(e.Text(true), "growing") != strings.Count(packet, ".7:") {
+		if e := w.ask("veth0 10.244.0.9:0 -> " + packet); strings.Count(e.Text(true), "growing") != strings.Count(packet,
+			".7:") {
 			t.Errorf("%s: %s", packet, e.Text(true))
 		}
 	}
@@ -196,20 +204,31 @@ func TestCauses(t *testing.T) {
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
 	pod := "veth0 10.244.0.9:1000 -> "
 	w.says(pod+"10.96.0.2:80/tcp", explain.Endpoint, "it goes to 10.244.0.5:80, and keeps its source address",
-		"topology hints of the EndpointSlices leave 1 of 2 ready endpoints for the zone zone-a of this node", "no new connections go to 1 other endpoint of the Service")
-	w.says(pod+"10.96.0.3:80/tcp", explain.Endpoint, "no endpoint of Service ns/draining is ready", "terminating, and still serves, on node node-2")
-	w.says(pod+"10.96.0.4:80/tcp", explain.Dropped, "the internalTrafficPolicy of Service ns/inside is Local", "one endpoint is on another node", "set internalTrafficPolicy to Cluster")
-	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp", explain.Dropped, "the externalTrafficPolicy of Service ns/inside is Local")
-	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30099/tcp", explain.Untouched, "the port is the healthCheckNodePort of Service ns/inside")
+		"topology hints of the EndpointSlices leave 1 of 2 ready endpoints for the zone zone-a of this node",
+		"no new connections go to 1 other endpoint of the Service")
+	w.says(pod+"10.96.0.3:80/tcp", explain.Endpoint, "no endpoint of Service ns/draining is ready",
+		"terminating, and still serves, on node node-2")
+	w.says(pod+"10.96.0.4:80/tcp", explain.Dropped, "the internalTrafficPolicy of Service ns/inside is Local",
+		"one endpoint is on another node", "set internalTrafficPolicy to Cluster")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp", explain.Dropped,
+		"the externalTrafficPolicy of Service ns/inside is Local")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30099/tcp", explain.Untouched,
+		"the port is the healthCheckNodePort of Service ns/inside")
 	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp", explain.Untouched, "no Service has the node port 30100/tcp")
-	w.says("eth0 203.0.113.1:1000 -> 198.51.100.9:80/tcp", explain.Untouched, "198.51.100.9 is no address of a Service with the port 80/tcp")
-	w.says(pod+"10.96.0.53:54/udp", explain.Untouched, "also an address of this node, which keeps the ports that the Service does not have")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.9:80/tcp", explain.Untouched, "198.51.100.9 is no address of a Service "+
+		"with the port 80/tcp")
+	w.says(pod+"10.96.0.53:54/udp", explain.Untouched, "also an address of this node, which keeps the ports that the "+
+		"Service does not have")
 	w.says(pod+"10.96.0.2:0/icmp", explain.Refused, "they do not answer ping", "refused by ICMP port unreachable")
-	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:80/tcp", explain.Endpoint, "it goes to one of 3 endpoints, at random, masqueraded", "33.3 %")
-	w.says("veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp", explain.Endpoint, "masqueraded for 1 of them", "the pod reaches itself through the Service", "Otherwise (33.3 %):")
-	w.says(pod+"10.96.0.8:80/tcp", explain.Dropped, "1 endpoint without nodeName in the EndpointSlice: no node counts such an endpoint as its own")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:80/tcp", explain.Endpoint,
+		"it goes to one of 3 endpoints, at random, masqueraded", "33.3 %")
+	w.says("veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp", explain.Endpoint, "masqueraded for 1 of them",
+		"the pod reaches itself through the Service", "Otherwise (33.3 %):")
+	w.says(pod+"10.96.0.8:80/tcp", explain.Dropped, "1 endpoint without nodeName in the EndpointSlice: no node counts "+
+		"such an endpoint as its own")
 	w.says("veth0 10.244.1.5:1000 -> 10.96.0.6:80/tcp", explain.Endpoint,
-		"the endpoint 10.244.1.5:80 is the client itself, and the packet keeps its source", "the EndpointSlice has to name this node for the endpoint")
+		"the endpoint 10.244.1.5:80 is the client itself, and the packet keeps its source",
+		"the EndpointSlice has to name this node for the endpoint")
 	w.says("veth0 10.244.0.7:1000 -> 198.51.100.8:80/tcp", explain.Endpoint, "ready, on an unknown node")
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.19:80/tcp", explain.Untouched, "it is left to routing, untranslated",
 		"Service ns/passing asks for nftproxy.io/external-failover: pass")
@@ -229,14 +248,18 @@ func TestWithoutTable(t *testing.T) {
 func TestAffinity(t *testing.T) {
 	w := newWorld(t)
 	const packet = "veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp"
-	w.says(packet, explain.Endpoint, "one of 2 endpoints", "does not remember the client 10.244.0.9", "remembers the client for 3h0m0s")
+	w.says(packet, explain.Endpoint, "one of 2 endpoints", "does not remember the client 10.244.0.9",
+		"remembers the client for 3h0m0s")
 	p, err := gen.ParsePacket(packet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.facts.Tables.Learn(w.facts.Tables.Trace(p, nft.Host{Local: w.facts.Local, Random: func(n uint32) uint32 { return n - 1 }}))
+	w.facts.Tables.Learn(w.facts.Tables.Trace(p, nft.Host{Local: w.facts.Local, Random: func(n uint32) uint32 {
+		return n - 1
+	}}))
 	w.facts.Expires = func(string, nft.Value) time.Duration { return 90 * time.Minute }
-	w.says(packet, explain.Endpoint, "it goes to 10.244.1.5:80, which is remembered for the client", "remembers the client for 1h30m0s, unless it connects again")
+	w.says(packet, explain.Endpoint, "it goes to 10.244.1.5:80, which is remembered for the client",
+		"remembers the client for 1h30m0s, unless it connects again")
 	if a := w.ask(packet).Affinity; a == nil || a.Endpoint != "10.244.1.5:80" || a.ExpiresSeconds != 5400 {
 		t.Errorf("affinity %+v", a)
 	}
@@ -251,11 +274,13 @@ func TestChangedByOthers(t *testing.T) {
 	}
 	w := newWorld(t)
 	insert(w, "endpoints-3", nft.Rule{nft.Unknown{}})
-	w.says(packet, explain.Undecided, "nftproxy cannot tell what becomes of it", "rule 1 of chain endpoints-3 is not nftproxy's")
+	w.says(packet, explain.Undecided, "nftproxy cannot tell what becomes of it",
+		"rule 1 of chain endpoints-3 is not nftproxy's")
 
 	w = newWorld(t)
 	insert(w, "postrouting", nft.Rule{nft.MatchProto{Protocol: 6}, nft.Masquerade{}})
-	w.says(packet, explain.Endpoint, "masqueraded by chain postrouting, rule 1: the rule is not nftproxy's", "another process has changed nftproxy's table")
+	w.says(packet, explain.Endpoint, "masqueraded by chain postrouting, rule 1: the rule is not nftproxy's",
+		"another process has changed nftproxy's table")
 
 	w = newWorld(t)
 	for key := range w.table().Sets["endpoints"].Elements {
@@ -263,16 +288,19 @@ func TestChangedByOthers(t *testing.T) {
 			delete(w.table().Sets["endpoints"].Elements, key)
 		}
 	}
-	w.says(packet, explain.Endpoint, "10.244.0.5:80  66.7 %", "another process has removed elements", "Otherwise (33.3 %):")
+	w.says(packet, explain.Endpoint, "10.244.0.5:80  66.7 %", "another process has removed elements",
+		"Otherwise (33.3 %):")
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
-	w.says(packet, explain.Endpoint, "the tables differ from the objects: the packet should go to 10.244.0.5:80, 10.244.0.6:80, 10.244.1.5:80")
+	w.says(packet, explain.Endpoint, "the tables differ from the objects: the packet should go to 10.244.0.5:80, "+
+		"10.244.0.6:80, 10.244.1.5:80")
 
 	w = newWorld(t)
 	maps := w.table().Sets["endpoints"].Elements
 	for key := range maps {
 		delete(maps, key)
 	}
-	w.says(packet, explain.Dropped, "the map has none of the endpoints that this chain expects", "another process has removed elements")
+	w.says(packet, explain.Dropped, "the map has none of the endpoints that this chain expects",
+		"another process has removed elements")
 }
 
 // TestForeignCounters: a counter that another process has put into a rule, at whatever place, changes no word
@@ -298,11 +326,16 @@ service ns/none created 2026-01-01T00:00:00Z
 		t.Fatal(err)
 	}
 	packets := []string{
-		"veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.2:81/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.2:0/icmp", "veth0 10.244.0.9:1000 -> 10.96.200.1:80/tcp",
-		"veth0 10.244.0.9:1000 -> 10.96.0.53:54/udp", "veth0 10.244.0.9:1000 -> 10.96.0.4:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp", "veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp",
-		"eth0 192.0.2.1:1000 -> 10.96.0.7:80/tcp", "node 192.168.0.2:1000 -> 10.96.0.7:80/tcp", "node 192.168.0.2:1000 -> 198.51.100.9:80/tcp", "veth0 10.244.0.9:1000 -> 198.51.100.9:80/tcp",
-		"eth0 192.0.2.1:1000 -> 198.51.100.9:80/tcp", "eth0 192.0.2.1:1000 -> 198.51.100.8:80/tcp", "eth0 203.0.113.1:1000 -> 198.51.100.8:80/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp",
-		"eth0 203.0.113.1:1000 -> 192.168.0.2:30081/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp", "eth0 203.0.113.1:1000 -> 198.51.100.77:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.10:80/tcp",
+		"veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.2:81/tcp",
+		"veth0 10.244.0.9:1000 -> 10.96.0.2:0/icmp", "veth0 10.244.0.9:1000 -> 10.96.200.1:80/tcp",
+		"veth0 10.244.0.9:1000 -> 10.96.0.53:54/udp", "veth0 10.244.0.9:1000 -> 10.96.0.4:80/tcp",
+		"veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp", "veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp",
+		"eth0 192.0.2.1:1000 -> 10.96.0.7:80/tcp", "node 192.168.0.2:1000 -> 10.96.0.7:80/tcp",
+		"node 192.168.0.2:1000 -> 198.51.100.9:80/tcp", "veth0 10.244.0.9:1000 -> 198.51.100.9:80/tcp",
+		"eth0 192.0.2.1:1000 -> 198.51.100.9:80/tcp", "eth0 192.0.2.1:1000 -> 198.51.100.8:80/tcp",
+		"eth0 203.0.113.1:1000 -> 198.51.100.8:80/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp",
+		"eth0 203.0.113.1:1000 -> 192.168.0.2:30081/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp",
+		"eth0 203.0.113.1:1000 -> 198.51.100.77:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.10:80/tcp",
 	}
 	for name, settings := range map[string]service.Settings{
 		"by address":   {ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
@@ -378,9 +411,11 @@ func TestHostileNames(t *testing.T) {
 	w.facts.Way = func(netip.Addr) string { return "by eth\u2066\x1b0" }
 	w.snapshot.Node.Name = "elsewhere"
 	w.facts.Objects, w.facts.Source = &w.snapshot, "objects\u202e\u200f"
-	for _, packet := range []string{"veth0 10.244.0.9:1000 -> 10.96.0.7:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.7:81/tcp"} {
+	for _, packet := range []string{"veth0 10.244.0.9:1000 -> 10.96.0.7:80/tcp",
+		"veth0 10.244.0.9:1000 -> 10.96.0.7:81/tcp"} {
 		e := w.ask(packet)
-		if text := e.Text(true); regexp.MustCompile(`[^\n\x20-\x7e]`).MatchString(text) || !strings.Contains(text, "ns/?[31mred??") {
+		if text := e.Text(true); regexp.MustCompile(`[^\n\x20-\x7e]`).MatchString(text) ||
+			!strings.Contains(text, "ns/?[31mred??") {
 			t.Errorf("%s: %q", packet, text)
 		}
 	}
@@ -402,7 +437,8 @@ func TestJSON(t *testing.T) {
 			t.Errorf("no %s in %s", name, b)
 		}
 	}
-	for _, name := range []string{"results", "endpoints", "steps", "otherwise", "causes", "remedies", "others", "notes", "assumed", "elsewhere"} {
+	for _, name := range []string{"results", "endpoints", "steps", "otherwise", "causes", "remedies", "others", "notes",
+		"assumed", "elsewhere"} {
 		if _, list := e[name].([]any); !list {
 			t.Errorf("%s is no list in %s", name, b)
 		}
@@ -412,30 +448,38 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestPortNames: where the EndpointSlices have endpoints for a port of another name or protocol, this is the cause, and not the
-// selector.
+// TestPortNames: where the EndpointSlices have endpoints for a port of another name or protocol, this is the cause, and
+// not the selector.
 func TestPortNames(t *testing.T) {
 	for name, c := range map[string]struct {
 		slice service.SlicePort
 		texts []string
 	}{
-		"none in the slice": {service.SlicePort{Protocol: service.TCP}, []string{`the Service's port is "http" (tcp), the EndpointSlices have one without a name (tcp)`}},
-		"another name":      {service.SlicePort{Name: "web", Protocol: service.TCP}, []string{`the EndpointSlices have "web" (tcp)`}},
-		"another case":      {service.SlicePort{Name: "HTTP", Protocol: service.TCP}, []string{`"HTTP"`, "the names differ in upper and lower case"}},
-		"another protocol":  {service.SlicePort{Name: "http", Protocol: service.UDP}, []string{`"http" (udp)`, "the name is the same, the protocol is not"}},
+		"none in the slice": {service.SlicePort{Protocol: service.TCP},
+			[]string{`the Service's port is "http" (tcp), the EndpointSlices have one without a name (tcp)`}},
+		"another name": {service.SlicePort{Name: "web", Protocol: service.TCP},
+			[]string{`the EndpointSlices have "web" (tcp)`}},
+		"another case": {service.SlicePort{Name: "HTTP", Protocol: service.TCP},
+			[]string{`"HTTP"`, "the names differ in upper and lower case"}},
+		"another protocol": {service.SlicePort{Name: "http", Protocol: service.UDP},
+			[]string{`"http" (udp)`, "the name is the same, the protocol is not"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := gen.ReadSnapshot(strings.NewReader("node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.9\n  port http tcp 80\n"))
+			s, err := gen.ReadSnapshot(strings.NewReader("node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  " +
+				"cluster-ip 10.96.0.9\n  port http tcp 80\n"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := &world{t, s, explain.Facts{Tables: ruleset.Compile(ruleset.Config{Table: "nftproxy"}, s).Model(), Table: "nftproxy", Local: func(netip.Addr) bool { return false }}}
+			w := &world{t, s, explain.Facts{Tables: ruleset.Compile(ruleset.Config{Table: "nftproxy"}, s).Model(),
+				Table: "nftproxy", Local: func(netip.Addr) bool { return false }}}
 			web, _ := s.Services.Get("ns/web")
 			web = web.Clone()
 			web.OtherPorts = []service.SlicePort{c.slice}
 			s.Services = s.Services.Set("ns/web", web)
 			w.facts.Objects, w.facts.Source = &s, "manifests"
-			w.says("10.244.0.9:40000 -> 10.96.0.9:80/tcp", explain.Refused, append(c.texts, "other names or protocols than the port of the Service", "give their port the name and protocol")...)
+			w.says("10.244.0.9:40000 -> 10.96.0.9:80/tcp", explain.Refused,
+				append(c.texts, "other names or protocols than the port of the Service",
+					"give their port the name and protocol")...)
 			e := w.ask("10.244.0.9:40000 -> 10.96.0.9:80/tcp")
 			if text := e.Text(true); strings.Contains(text, "selector") || strings.Contains(text, "targetPort") {
 				t.Errorf("the text blames the selector:\n%s", text)
@@ -444,13 +488,14 @@ func TestPortNames(t *testing.T) {
 	}
 }
 
-// TestInvalidDropped: the chain of --nftproxy-drop-invalid drops no first packet, so it is not named. One of another nftproxy is: nobody
-// knows what its table has become.
+// TestInvalidDropped: the chain of --nftproxy-drop-invalid drops no first packet, so it is not named. One of another
+// nftproxy is: nobody knows what its table has become.
 func TestInvalidDropped(t *testing.T) {
 	for table, named := range map[string]bool{"nftproxy-invalid": false, "other-invalid": true} {
 		w := newWorld(t)
 		w.facts.Chains = []basechain.Chain{{
-			Family: "inet", Table: table, Name: "forward", Type: "filter", Hook: "forward", Rules: otherproxy.Effects{Drops: true},
+			Family: "inet", Table: table, Name: "forward", Type: "filter", Hook: "forward",
+			Rules: otherproxy.Effects{Drops: true},
 		}}
 		if e := w.ask("veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp"); (len(e.Others) == 1) != named {
 			t.Errorf("%s: named %t, want %t", table, !named, named)
@@ -458,8 +503,8 @@ func TestInvalidDropped(t *testing.T) {
 	}
 }
 
-// TestMarkingChains: a chain that sets marks is named if it may see the address from before the translation. One that comes
-// later is not: it goes by the endpoint's address, or is not called.
+// TestMarkingChains: a chain that sets marks is named if it may see the address from before the translation. One that
+// comes later is not: it goes by the endpoint's address, or is not called.
 func TestMarkingChains(t *testing.T) {
 	const pod, node = "veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp", "node 192.168.0.2:1000 -> 10.96.0.2:80/tcp"
 	const early, perhaps = "it sees the addresses from before nftproxy's translation", "it has nftproxy's priority"
@@ -469,15 +514,23 @@ func TestMarkingChains(t *testing.T) {
 		says     string
 		harmless bool
 	}{
-		"earlier, nat":         {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101, Rules: otherproxy.Effects{MarksConnections: true}}, pod, early, true},
-		"earlier, filter":      {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: otherproxy.Effects{Marks: true}}, pod, early, true},
-		"the same priority":    {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -100, Rules: otherproxy.Effects{MarksConnections: true}}, pod, perhaps, true},
-		"later":                {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -90, Rules: otherproxy.Effects{MarksConnections: true}}, pod, "", true},
-		"after the routing":    {basechain.Chain{Type: "filter", Hook: "forward", Priority: -150, Rules: otherproxy.Effects{Marks: true}}, pod, "", true},
-		"no marks":             {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101}, pod, "", true},
-		"output":               {basechain.Chain{Type: "route", Hook: "output", Priority: -150, Rules: otherproxy.Effects{Marks: true}}, node, early, true},
-		"drops by the address": {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: otherproxy.Effects{Drops: true}}, pod, early, false},
-		"drops later":          {basechain.Chain{Type: "filter", Hook: "forward", Rules: otherproxy.Effects{Drops: true}}, pod, "packets", false},
+		"earlier, nat": {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101,
+			Rules: otherproxy.Effects{MarksConnections: true}}, pod, early, true},
+		"earlier, filter": {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150,
+			Rules: otherproxy.Effects{Marks: true}}, pod, early, true},
+		"the same priority": {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -100,
+			Rules: otherproxy.Effects{MarksConnections: true}}, pod, perhaps, true},
+		"later": {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -90,
+			Rules: otherproxy.Effects{MarksConnections: true}}, pod, "", true},
+		"after the routing": {basechain.Chain{Type: "filter", Hook: "forward", Priority: -150,
+			Rules: otherproxy.Effects{Marks: true}}, pod, "", true},
+		"no marks": {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101}, pod, "", true},
+		"output": {basechain.Chain{Type: "route", Hook: "output", Priority: -150,
+			Rules: otherproxy.Effects{Marks: true}}, node, early, true},
+		"drops by the address": {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150,
+			Rules: otherproxy.Effects{Drops: true}}, pod, early, false},
+		"drops later": {basechain.Chain{Type: "filter", Hook: "forward", Rules: otherproxy.Effects{Drops: true}}, pod,
+			"packets", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -487,7 +540,8 @@ func TestMarkingChains(t *testing.T) {
 			switch {
 			case c.chain.Harmless() != c.harmless:
 				t.Errorf("harmless: %t", !c.harmless)
-			case c.says == "" && len(e.Others) != 0, c.says != "" && (len(e.Others) != 1 || !strings.Contains(e.Text(true), c.says)):
+			case c.says == "" && len(e.Others) != 0, c.says != "" && (len(e.Others) != 1 || !strings.Contains(e.Text(true),
+				c.says)):
 				t.Errorf("want %q:\n%s", c.says, e.Text(true))
 			case name == "drops later" && strings.Contains(e.Text(true), "from before"):
 				t.Errorf("it sees the translated address:\n%s", e.Text(true))

@@ -34,7 +34,8 @@ func (x *explainer) notPods(e *Explanation) {
 
 func (x *explainer) notPod(endpoint, what, to string) {
 	x.cause("the endpoint %s is %s: rules translate a packet once, so %s", endpoint, what, to)
-	x.remedy("let the EndpointSlices of Service %s name its pods: an endpoint cannot be a Service's address or node port", x.frontend.Service)
+	x.remedy("let the EndpointSlices of Service %s name its pods: an endpoint cannot be a Service's address or node port",
+		x.frontend.Service)
 }
 
 // serviceAddresses returns which Services have external addresses, and which node ports of the packet's protocol.

@@ -151,9 +151,11 @@ func (x *explainer) whyThese(e *Explanation) {
 	case n < ready && n == hintedHere:
 		x.cause("topology hints of the EndpointSlices leave %d of %d ready endpoints for this node", n, ready)
 	case n < ready && n == hintedZone:
-		x.cause("topology hints of the EndpointSlices leave %d of %d ready endpoints for the zone %s of this node", n, ready, node.Zone)
+		x.cause("topology hints of the EndpointSlices leave %d of %d ready endpoints for the zone %s of this node", n, ready,
+			node.Zone)
 	case n < ready && s.InternalPolicy == service.Local && slices.Contains(s.ClusterIPs, x.question.Packet.Dst.Addr()):
-		x.cause("the internalTrafficPolicy of Service %s is Local: only the %d of %d ready endpoints on this node count", s.Name, n, ready)
+		x.cause("the internalTrafficPolicy of Service %s is Local: only the %d of %d ready endpoints on this node count",
+			s.Name, n, ready)
 	}
 	if waiting := len(all) - ready - leftOut; waiting > 0 && ready > 0 {
 		x.cause("no new connections go to %s of the Service: not ready, or terminating", plural(waiting, "other endpoint"))
@@ -201,13 +203,16 @@ func (x *explainer) findConflicts() {
 		return
 	}
 	protocol := service.Protocol(p.Protocol)
-	claims := []service.Claim{{Addr: p.Dst.Addr(), Protocol: protocol, Port: p.Dst.Port()}, {Addr: p.Dst.Addr(), Protocol: protocol}}
+	claims := []service.Claim{{Addr: p.Dst.Addr(), Protocol: protocol, Port: p.Dst.Port()},
+		{Addr: p.Dst.Addr(), Protocol: protocol}}
 	if x.facts.Local(p.Dst.Addr()) {
-		claims = append(claims, service.NodePortClaim(ip.Of(p.Dst.Addr()), &service.Port{Protocol: protocol, NodePort: p.Dst.Port()}))
+		claims = append(claims, service.NodePortClaim(ip.Of(p.Dst.Addr()), &service.Port{Protocol: protocol,
+			NodePort: p.Dst.Port()}))
 	}
 	for name, conflicts := range x.facts.Objects.Conflicts.All() {
 		for _, claim := range claims {
-			if !conflicts.Has(claim) || claim.IsRange() && !x.facts.Objects.Services.At(name).Options.PortRanges.Of(protocol).Has(p.Dst.Port()) {
+			if !conflicts.Has(claim) || claim.IsRange() &&
+				!x.facts.Objects.Services.At(name).Options.PortRanges.Of(protocol).Has(p.Dst.Port()) {
 				continue
 			}
 			if len(x.causes) == mostCauses {
@@ -232,7 +237,8 @@ func (x *explainer) sayConflict(loser service.Name, claim service.Claim, protect
 		return
 	}
 	owner := x.facts.Objects.Owners.Over(loser, claim)
-	x.cause("Service %s asks for %s too and does not get it: Service %s has it, since %s", loser, claim, owner, x.whyOwner(owner, loser, claim))
+	x.cause("Service %s asks for %s too and does not get it: Service %s has it, since %s", loser, claim, owner,
+		x.whyOwner(owner, loser, claim))
 	x.remedy("give Service %s or %s another address or port", loser, owner)
 }
 
@@ -272,7 +278,8 @@ func (x *explainer) compareWithObjects(ctx context.Context, e *Explanation) erro
 	}
 	want, have := reached(wanted.targets()), reached(e.Endpoints)
 	outcome := overall(wanted.results())
-	if outcome == e.Outcome && (slices.Equal(want, have) || e.Affinity != nil && len(have) == 1 && slices.Contains(want, have[0])) {
+	if outcome == e.Outcome && (slices.Equal(want, have) || e.Affinity != nil && len(have) == 1 &&
+		slices.Contains(want, have[0])) {
 		return nil
 	}
 	x.cause("the tables differ from %s: the packet should %s", x.facts.Source, shouldText(outcome, want))
@@ -280,7 +287,8 @@ func (x *explainer) compareWithObjects(ctx context.Context, e *Explanation) erro
 		x.remedy("start nftproxy run on this node: no process keeps the tables up to date")
 		return nil
 	}
-	x.remedy("look at the log and at /healthz of nftproxy on this node: it has not brought the change into the kernel, or another process has changed the tables")
+	x.remedy("look at the log and at /healthz of nftproxy on this node: it has not brought the change into the kernel, " +
+		"or another process has changed the tables")
 	return nil
 }
 

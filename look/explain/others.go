@@ -71,7 +71,8 @@ func (x *explainer) others() []Other {
 	for _, p := range x.passages() {
 		for i := range x.facts.Chains {
 			c := &x.facts.Chains[i]
-			if c.Hook != p.hook || c.Priority > p.upTo || c.Harmless() && !(marks(c) && x.viewOf(c) != basechain.Later) || !x.sees(c) || x.isOurs(c) {
+			if c.Hook != p.hook || c.Priority > p.upTo || c.Harmless() && !(marks(c) && x.viewOf(c) != basechain.Later) ||
+				!x.sees(c) || x.isOurs(c) {
 				continue
 			}
 			others = append(others, Other{*c, x.sayOther(c)})
@@ -93,11 +94,12 @@ func (x *explainer) sees(c *basechain.Chain) bool {
 	return false
 }
 
-// isOurs says whether the walk through our tables has gone through the chain, or it drops none of the packets that are explained:
-// a first packet is not invalid. Another process may have put a
-// chain of another type into our table: that one counts as another program's.
+// isOurs says whether the walk through our tables has gone through the chain, or it drops none of the packets that are
+// explained: a first packet is not invalid. Another process may have put a chain of another type into our table: that
+// one counts as another program's.
 func (x *explainer) isOurs(c *basechain.Chain) bool {
-	return c.DropsInvalid(x.facts.Table) || !c.Legacy && c.Family == x.family().String() && c.Table == x.facts.Table && c.Type == "nat" && !c.PolicyDrop
+	return c.DropsInvalid(x.facts.Table) || !c.Legacy && c.Family == x.family().String() && c.Table == x.facts.Table &&
+		c.Type == "nat" && !c.PolicyDrop
 }
 
 func marks(c *basechain.Chain) bool { return c.Rules.Marks || c.Rules.MarksConnections }
@@ -119,7 +121,8 @@ func (x *explainer) sayView(c *basechain.Chain) string {
 	case basechain.Earlier:
 		return "it sees the addresses from before nftproxy's translation"
 	case basechain.Unknown:
-		return "it has nftproxy's priority, and sees the addresses from before nftproxy's translation if it was made after nftproxy's chain"
+		return "it has nftproxy's priority, and sees the addresses from before nftproxy's translation if it was made after " +
+			"nftproxy's chain"
 	}
 	return ""
 }
@@ -137,7 +140,8 @@ func (x *explainer) sayOther(c *basechain.Chain) string {
 	}
 	if c.Rules.Translates {
 		before := ""
-		if first := x.question.Packet; c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") && x.contents != nil {
+		if first := x.question.Packet; c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") &&
+			x.contents != nil {
 			hook := nft.Prerouting
 			if first.FromNode {
 				hook = nft.Output
@@ -159,11 +163,13 @@ func (x *explainer) sayOther(c *basechain.Chain) string {
 		does = append(does, view)
 	}
 	if c.Family == "bridge" || c.Family == "netdev" {
-		does = append(does, "counts only if the packet passes a "+map[string]string{"bridge": "bridge", "netdev": "device that it names"}[c.Family])
+		does = append(does, "counts only if the packet passes a "+map[string]string{"bridge": "bridge",
+			"netdev": "device that it names"}[c.Family])
 	}
 	program := ""
 	if c.Program != "" {
 		program = ", of " + c.Program
 	}
-	return clean(fmt.Sprintf("hook %s, priority %d: chain %s in table %s%s %s", c.Hook, c.Priority, c.Name, c.TableText(), program, strings.Join(does, "; ")))
+	return clean(fmt.Sprintf("hook %s, priority %d: chain %s in table %s%s %s", c.Hook, c.Priority, c.Name, c.TableText(),
+		program, strings.Join(does, "; ")))
 }

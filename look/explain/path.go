@@ -11,8 +11,8 @@ import (
 type Hop struct {
 	// In is the interface by which it comes in; empty for a packet of the node itself.
 	In string
-	// Refusal says why the kernel does not pass it on, such as "no route"; empty if it does. A packet whose source cannot come in
-	// there looks like one to a route of type blackhole: Refused says that it may be the one or the other.
+	// Refusal says why the kernel does not pass it on, such as "no route"; empty if it does. A packet whose source cannot
+	// come in there looks like one to a route of type blackhole: Refused says that it may be the one or the other.
 	Refusal string
 	Refused bool
 	// Local says that a process of the node gets it.
@@ -22,8 +22,8 @@ type Hop struct {
 	Next   netip.Addr
 	// Forwards says whether the node forwards packets that come in by In.
 	Forwards bool
-	// ReversePath is the filter of In for IPv4: 0, 1 (strict) or 2 (loose). Back is the interface by which the node would send
-	// to the source, empty if there is no way.
+	// ReversePath is the filter of In for IPv4: 0, 1 (strict) or 2 (loose). Back is the interface by which the node would
+	// send to the source, empty if there is no way.
 	ReversePath int
 	Back        string
 	// Neighbour says whether Next answers.
@@ -43,14 +43,15 @@ const (
 	NeighbourAbsent  Neighbour = "absent"
 )
 
-// Stop is an endpoint with which the packet starts no connection, since this node does not pass on the packet or the answer.
+// Stop is an endpoint with which the packet starts no connection, since this node does not pass on the packet or the
+// answer.
 type Stop struct {
 	Endpoint string `json:"endpoint"`
 	Why      string `json:"why"`
 }
 
-// follow asks the kernel what becomes of the packet behind our rules, for the first endpoints, and of the answer. It names what
-// stops them, and what is not known.
+// follow asks the kernel what becomes of the packet behind our rules, for the first endpoints, and of the answer. It
+// names what stops them, and what is not known.
 func (x *explainer) follow(e *Explanation) {
 	e.Stops = []Stop{}
 	p := x.question.Packet
@@ -83,8 +84,8 @@ func (x *explainer) follow(e *Explanation) {
 	}
 }
 
-// passes follows the packet to one endpoint, and its answer back. It returns what stops one of the two and what helps, or else the
-// host on whose link nothing is known of it.
+// passes follows the packet to one endpoint, and its answer back. It returns what stops one of the two and what helps,
+// or else the host on whose link nothing is known of it.
 func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
 	client, endpoint := x.question.Packet.Src.Addr(), t.addr.Addr()
 	there, ok := x.facts.Hop(client, endpoint, x.question.Packet.Input, t.Masqueraded)
@@ -103,11 +104,13 @@ func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
 	if x.staysOnLink(t, &there) {
 		if there.Bridge && !there.Seen {
 			setting := map[bool]string{false: "bridge-nf-call-iptables", true: "bridge-nf-call-ip6tables"}[endpoint.Is6()]
-			return fmt.Sprintf("the client and the endpoint are on the bridge %s, and rules do not see what it forwards: the endpoint's answer is not translated back, and the client does not take it", there.In),
+			return fmt.Sprintf("the client and the endpoint are on the bridge %s, and rules do not see what it forwards: the "+
+					"endpoint's answer is not translated back, and the client does not take it", there.In),
 				fmt.Sprintf("modprobe br_netfilter && sysctl -w net.bridge.%s=1 (nftproxy check)", setting), ""
 		}
 		if !there.Bridge {
-			x.note("not known: whether the endpoint %s answers by this node; the client is on the same link, %s, and does not take an answer that comes directly", t.Address, there.Device)
+			x.note("not known: whether the endpoint %s answers by this node; the client is on the same link, %s, and does not "+
+				"take an answer that comes directly", t.Address, there.Device)
 		}
 		return "", "", unknown
 	}
@@ -119,11 +122,12 @@ func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
 	return why, remedy, unknown
 }
 
-// staysOnLink says whether the endpoint's answer may reach the client without this node: both are on one link, and the endpoint
-// sees the client's address.
+// staysOnLink says whether the endpoint's answer may reach the client without this node: both are on one link, and the
+// endpoint sees the client's address.
 func (x *explainer) staysOnLink(t *Target, there *Hop) bool {
 	p := x.question.Packet
-	return !p.FromNode && !t.Masqueraded && there.Device == there.In && there.Next == t.addr.Addr() && there.Back == there.In &&
+	return !p.FromNode && !t.Masqueraded && there.Device == there.In && there.Next == t.addr.Addr() &&
+		there.Back == there.In &&
 		p.Src.Addr() != t.addr.Addr() && x.facts.Way != nil && !strings.Contains(x.facts.Way(p.Src.Addr()), ", via ")
 }
 
@@ -143,14 +147,17 @@ func (x *explainer) stopped(h *Hop, src, dst netip.Addr, what string) (why, reme
 		if dst.Is6() {
 			setting = "net.ipv6.conf.all.forwarding"
 		}
-		return fmt.Sprintf("the node does not forward %s: forwarding of %s is off for %s", what, family, h.In), fmt.Sprintf("sysctl -w %s=1 (nftproxy check)", setting)
+		return fmt.Sprintf("the node does not forward %s: forwarding of %s is off for %s", what, family, h.In),
+			fmt.Sprintf("sysctl -w %s=1 (nftproxy check)", setting)
 	case h.Refused && h.In != "" && (h.ReversePath == strict && h.Back != h.In || h.ReversePath != 0 && h.Back == ""):
 		way := "there is no way back to it"
 		if h.Back != "" {
 			way = "the way back to it is by " + h.Back
 		}
-		return fmt.Sprintf("the kernel drops %s: it comes in by %s with the source %s, and %s (rp_filter is %d for %s)", what, h.In, src, way, h.ReversePath, h.In),
-			fmt.Sprintf("give the node a route to %s by %s, or turn the filter off: sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.%s.rp_filter=0; 2 takes a source to which there is any way", src, h.In, h.In)
+		return fmt.Sprintf("the kernel drops %s: it comes in by %s with the source %s, and %s (rp_filter is %d for %s)", what,
+				h.In, src, way, h.ReversePath, h.In),
+			fmt.Sprintf("give the node a route to %s by %s, or turn the filter off: sysctl -w net.ipv4.conf.all.rp_filter=0 "+
+				"net.ipv4.conf.%s.rp_filter=0; 2 takes a source to which there is any way", src, h.In, h.In)
 	case h.Refusal != "":
 		return fmt.Sprintf("the node has %s to %s for %s from %s %s", h.Refusal, dst, what, src, comes),
 			show + " and ip rule show what decides: a rule or table by the source, the interface or the mark counts, too"
@@ -167,7 +174,8 @@ func (x *explainer) stopped(h *Hop, src, dst netip.Addr, what string) (why, reme
 			asked = " so far"
 		}
 		return fmt.Sprintf("%s: nobody answers on the link of %s%s", host, h.Device, asked),
-			fmt.Sprintf("ip neigh show %s dev %s shows it; the pod may have ended, or its network or node may be down", h.Next, h.Device)
+			fmt.Sprintf("ip neigh show %s dev %s shows it; the pod may have ended, or its network or node may be down", h.Next,
+				h.Device)
 	}
 	return "", ""
 }

@@ -47,7 +47,8 @@ func ParseDestination(text string) (Destination, error) {
 	}
 	to, err := netip.ParseAddrPort(rest)
 	if err != nil || to.Port() == 0 || to.Addr().Zone() != "" {
-		return Destination{}, fmt.Errorf("%w: %q: want ADDR:PORT or ADDR:PORT/PROTOCOL, such as 10.96.0.10:53/udp or [fd00:96::a]:53", ErrQuestion, text)
+		return Destination{}, fmt.Errorf("%w: %q: want ADDR:PORT or ADDR:PORT/PROTOCOL, such as 10.96.0.10:53/udp or "+
+			"[fd00:96::a]:53", ErrQuestion, text)
 	}
 	return Destination{netip.AddrPortFrom(to.Addr().Unmap(), to.Port()), uint8(protocol)}, nil
 }
@@ -88,7 +89,8 @@ func ParseOrigin(text string) (Origin, error) {
 	}
 	a, err := netip.ParseAddr(address)
 	if err != nil || a.Zone() != "" {
-		return Origin{}, fmt.Errorf("%w: --from %q: want an address, an address and an interface as ADDR@INTERFACE, or %q", ErrQuestion, text, FromNode)
+		return Origin{}, fmt.Errorf("%w: --from %q: want an address, an address and an interface as ADDR@INTERFACE, or %q",
+			ErrQuestion, text, FromNode)
 	}
 	if at && !isInterface(device) {
 		return Origin{}, fmt.Errorf("%w: --from %q: %q cannot be the name of an interface", ErrQuestion, text, device)

@@ -19,9 +19,11 @@ func TestClosedSourceRanges(t *testing.T) {
 	b.SetMaxSourceLists(1)
 	for i, name := range []string{"older", "younger"} {
 		b.Set(&service.Service{
-			Name: service.NewName("ns", name), Created: time.Unix(int64(i), 0), ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})},
+			Name: service.NewName("ns", name), Created: time.Unix(int64(i), 0),
+			ClusterIPs:      []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})},
 			LoadBalancerIPs: []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})},
-			Sources:         service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, 0}), 24+i)}),
+			Sources: service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, 0}),
+				24+i)}),
 			Ports: []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints([]service.Endpoint{
 				{Addr: netip.MustParseAddrPort("10.244.0.5:80"), Ready: true, Serving: true},
 			})}},
@@ -31,8 +33,10 @@ func TestClosedSourceRanges(t *testing.T) {
 	w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy"}, w.snapshot).Model()
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.0:80/tcp", explain.Endpoint, "10.244.0.5:80")
-	w.says("eth0 203.0.113.1:1000 -> 198.51.100.1:80/tcp", explain.Dropped, "Service ns/younger: no client is let in", "--nftproxy-max-source-lists")
-	w.says("eth0 192.0.2.1:1000 -> 198.51.100.0:80/tcp", explain.Dropped, "admit 203.0.113.0/24, and 192.0.2.1 is not among them")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.1:80/tcp", explain.Dropped, "Service ns/younger: no client is let in",
+		"--nftproxy-max-source-lists")
+	w.says("eth0 192.0.2.1:1000 -> 198.51.100.0:80/tcp", explain.Dropped,
+		"admit 203.0.113.0/24, and 192.0.2.1 is not among them")
 }
 
 // TestSourceRangesByAnnotation: the explanation names the field that keeps the client out, at each way in.
@@ -66,10 +70,14 @@ service ns/both created 2026-01-01T00:00:00Z
 			w.facts.Objects, w.facts.Source = &s, "the objects"
 			field, both = annotation, "loadBalancerSourceRanges and the "+annotation
 		}
-		w.says("eth0 192.0.2.1:1000 -> 198.51.100.18:80/tcp", explain.Dropped, "\n  the "+field+" of Service ns/direct admit 203.0.113.0/24, and 192.0.2.1 is not among them", "do not restrict cluster IPs")
-		w.says("eth0 192.0.2.1:1000 -> 198.51.100.8:80/tcp", explain.Dropped, "\n  the "+field+" of Service ns/direct admit 203.0.113.0/24", "\n  add the client's range to the "+field+" of ns/direct, or")
-		w.says("eth0 192.0.2.1:1000 -> 198.51.100.28:80/tcp", explain.Dropped, "the "+both+" of Service ns/both admit 203.0.113.0/25")
-		w.says("eth0 192.0.2.1:1000 -> 192.168.0.2:30088/tcp", explain.Dropped, "the "+annotation+" of Service ns/direct admit 203.0.113.0/24, and 192.0.2.1 is not among them")
+		w.says("eth0 192.0.2.1:1000 -> 198.51.100.18:80/tcp", explain.Dropped, "\n  the "+field+" of Service ns/direct "+
+			"admit 203.0.113.0/24, and 192.0.2.1 is not among them", "do not restrict cluster IPs")
+		w.says("eth0 192.0.2.1:1000 -> 198.51.100.8:80/tcp", explain.Dropped, "\n  the "+field+
+			" of Service ns/direct admit 203.0.113.0/24", "\n  add the client's range to the "+field+" of ns/direct, or")
+		w.says("eth0 192.0.2.1:1000 -> 198.51.100.28:80/tcp", explain.Dropped,
+			"the "+both+" of Service ns/both admit 203.0.113.0/25")
+		w.says("eth0 192.0.2.1:1000 -> 192.168.0.2:30088/tcp", explain.Dropped, "the "+annotation+" of Service ns/direct "+
+			"admit 203.0.113.0/24, and 192.0.2.1 is not among them")
 		w.says("node 192.168.0.2:1000 -> 192.168.0.2:30088/tcp", explain.Dropped, "192.168.0.2 is not among them")
 		w.says("eth0 203.0.113.200:1000 -> 192.168.0.2:30088/tcp", explain.Endpoint, "10.244.0.5:80")
 	}
@@ -103,6 +111,8 @@ service ns/sticky created 2026-01-01T00:00:00Z
 	if text := e.Text(true); strings.Count(text, "asks for a time-out") != 1 {
 		t.Errorf("the text should say once that the Service asks for a time-out:\n%s", text)
 	}
-	w.says("eth0 192.0.2.1:1000 -> 10.96.0.8:80/tcp", explain.Endpoint, "connection tracking forgets the connection 2h0m0s after its last packet")
-	w.says("eth0 192.0.2.1:1000 -> 10.96.0.8:53/udp", explain.Endpoint, "connection tracking forgets the flow 10m0s after its last packet, or 30s after it if nothing has answered")
+	w.says("eth0 192.0.2.1:1000 -> 10.96.0.8:80/tcp", explain.Endpoint, "connection tracking forgets the connection "+
+		"2h0m0s after its last packet")
+	w.says("eth0 192.0.2.1:1000 -> 10.96.0.8:53/udp", explain.Endpoint, "connection tracking forgets the flow 10m0s "+
+		"after its last packet, or 30s after it if nothing has answered")
 }

@@ -78,7 +78,8 @@ func percent(chance float64) string {
 // without.
 func (e *Explanation) Text(verbose bool) string {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s from %s to %s", e.Packet.Protocol, e.Packet.clientText(), strings.TrimSuffix(e.Packet.Destination, "/"+e.Packet.Protocol))
+	fmt.Fprintf(&b, "%s from %s to %s", e.Packet.Protocol, e.Packet.clientText(), strings.TrimSuffix(e.Packet.Destination,
+		"/"+e.Packet.Protocol))
 	if e.Service != "" {
 		fmt.Fprintf(&b, ", of Service %s", clean(strings.TrimSuffix(e.Service+":"+e.Port, ":")))
 	}
@@ -148,7 +149,8 @@ func (e *Explanation) writeEndpoints(b *bytes.Buffer) {
 		if ep.Masqueraded {
 			masqueraded = "masqueraded"
 		}
-		cells := slices.DeleteFunc([]string{ep.Address, percent(ep.Chance), masqueraded, ep.Way, ep.About}, func(s string) bool { return s == "" })
+		cells := slices.DeleteFunc([]string{ep.Address, percent(ep.Chance), masqueraded, ep.Way, ep.About},
+			func(s string) bool { return s == "" })
 		for i := range cells {
 			cells[i] = clean(cells[i])
 		}
@@ -166,7 +168,8 @@ func (e *Explanation) writeEndpoints(b *bytes.Buffer) {
 		}
 	}
 	if e.Affinity != nil {
-		fmt.Fprintf(b, "  map %s remembers the client for %s, unless it connects again\n", clean(e.Affinity.Map), time.Duration(e.Affinity.ExpiresSeconds)*time.Second)
+		fmt.Fprintf(b, "  map %s remembers the client for %s, unless it connects again\n", clean(e.Affinity.Map),
+			time.Duration(e.Affinity.ExpiresSeconds)*time.Second)
 	}
 }
 

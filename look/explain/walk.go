@@ -120,7 +120,8 @@ func (x *explainer) targets() []Target {
 			if end.Masqueraded && by == "" {
 				by = x.masqueradedBy(w)
 			}
-			t := Target{Address: targetText(x.question.Packet, end.To), Chance: end.Chance, Masqueraded: end.Masqueraded, addr: end.To}
+			t := Target{Address: targetText(x.question.Packet, end.To), Chance: end.Chance, Masqueraded: end.Masqueraded,
+				addr: end.To}
 			if end.Masqueraded {
 				t.MasqueradedBy = by
 			}
@@ -184,7 +185,8 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 		case ruleset.ForNode:
 			reasons = append(reasons, where+"the packet comes from the node itself")
 		case ruleset.ForOtherPods:
-			reasons = append(reasons, where+"the packet comes from a pod that is not known to be on this node, and would be answered directly")
+			reasons = append(reasons, where+"the packet comes from a pod that is not known to be on this node, and would be "+
+				"answered directly")
 		case ruleset.MasqueradeHairpin:
 			reasons = append(reasons, where+"the pod reaches itself through the Service")
 		case ruleset.NoPurpose:
@@ -201,7 +203,8 @@ func (x *explainer) whyMarkAll(s *nft.Step) string {
 		return "the Service asks for " + service.OptionPrefix + "external-failover: cluster, and no endpoint is on this node"
 	}
 	if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
-		return "the Service's externalTrafficPolicy is Cluster: every connection to an external address or node port is masqueraded"
+		return "the Service's externalTrafficPolicy is Cluster: every connection to an external address or node port is " +
+			"masqueraded"
 	}
 	return "the proxy runs with --masquerade-all"
 }
@@ -273,7 +276,8 @@ func (x *explainer) steps(w *nft.Way, from int) []Step {
 	for i := from; i < len(w.Steps); i++ {
 		s := &w.Steps[i]
 		step := Step{
-			Hook: s.Hook.String(), Table: s.Table.String(), Chain: s.Chain, Number: s.Number, Rule: s.Rule.Body().Text(s.Table.Family), Matched: s.Matched, Elements: []string{},
+			Hook: s.Hook.String(), Table: s.Table.String(), Chain: s.Chain, Number: s.Number,
+			Rule: s.Rule.Body().Text(s.Table.Family), Matched: s.Matched, Elements: []string{},
 		}
 		for _, l := range s.Lookups {
 			if l.Found {

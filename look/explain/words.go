@@ -33,10 +33,12 @@ func (x *explainer) say(s *nft.Step, w *nft.Way) (text string, minor bool) {
 func (x *explainer) unknownText(s *nft.Step) string {
 	if s.Last >= 0 && s.Last < len(s.Rule) {
 		if _, rule := s.Rule[s.Last].(nft.Unknown); !rule {
-			return fmt.Sprintf("%q refers to a set, a chain or a verdict that is not as nftproxy makes it", s.Rule[s.Last].Text(s.Table.Family))
+			return fmt.Sprintf("%q refers to a set, a chain or a verdict that is not as nftproxy makes it",
+				s.Rule[s.Last].Text(s.Table.Family))
 		}
 		if s.Last > 0 {
-			return fmt.Sprintf("a rule that is not nftproxy's begins with %q, which matches, and goes on in a way that nftproxy does not know", s.Rule[:s.Last].Text(s.Table.Family))
+			return fmt.Sprintf("a rule that is not nftproxy's begins with %q, which matches, and goes on in a way that "+
+				"nftproxy does not know", s.Rule[:s.Last].Text(s.Table.Family))
 		}
 	}
 	return "a rule is not nftproxy's, and has parts that nftproxy does not know"
@@ -48,39 +50,52 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.ForOutsiders:
 		return x.sayFrontend(s, dst), false
 	case ruleset.FindNodePort:
-		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
+		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(),
+			x.sayFrontend(s, dst)), false
 	case ruleset.FindOnLoopback:
-		return fmt.Sprintf("%s serves node ports to nftproxy, which connects there for clients on localhost; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
+		return fmt.Sprintf("%s serves node ports to nftproxy, which connects there for clients on localhost; %s",
+			s.Destination.Addr(), x.sayFrontend(s, dst)), false
 	case ruleset.FindRanges:
-		return fmt.Sprintf("map port-ranges has %s, %s", addressText(x.question.Packet, s.Destination), x.whoseRanges(s)), false
+		return fmt.Sprintf("map port-ranges has %s, %s", addressText(x.question.Packet, s.Destination), x.whoseRanges(s)),
+			false
 	case ruleset.FindInRanges:
-		return fmt.Sprintf("the ranges have port %d; %s", s.Destination.Port(), x.sayFrontend(s, addressText(x.question.Packet, s.Destination))), false
+		return fmt.Sprintf("the ranges have port %d; %s", s.Destination.Port(),
+			x.sayFrontend(s, addressText(x.question.Packet, s.Destination))), false
 	case ruleset.FindOthers:
 		ranges := ""
 		if x.contents.Sets["port-ranges"] != nil {
 			ranges = "looks for ranges of ports, "
 		}
-		return "it goes through chain dispatch, which " + ranges + "refuses unknown ports of cluster IPs and looks for node ports", true
+		return "it goes through chain dispatch, which " + ranges + "refuses unknown ports of cluster IPs and looks for " +
+			"node ports", true
 	case ruleset.FindPing:
-		return fmt.Sprintf("set ping-addresses has %s: a Service with endpoints has the address, and the node answers pings to it", s.Destination.Addr()), false
+		return fmt.Sprintf("set ping-addresses has %s: a Service with endpoints has the address, and the node answers "+
+			"pings to it", s.Destination.Addr()), false
 	case ruleset.AnswerPing:
-		return fmt.Sprintf("the node answers, by its address %s, if there are at most %d new pings per second", w.Ends[0].To.Addr(), ruleset.PingsPerSecond), false
+		return fmt.Sprintf("the node answers, by its address %s, if there are at most %d new pings per second",
+			w.Ends[0].To.Addr(), ruleset.PingsPerSecond), false
 	case ruleset.RefuseUnknownPort:
-		return fmt.Sprintf("set cluster-ips has %s, of %s, but the Service does not have this port", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
+		return fmt.Sprintf("set cluster-ips has %s, of %s, but the Service does not have this port", s.Destination.Addr(),
+			clean(x.clusterIPOwner(s.Destination.Addr()))), false
 	case ruleset.AdmitSource:
-		return fmt.Sprintf("the source ranges admit %s; it goes on in chain %s", x.question.Packet.Src.Addr(), s.Rule.NextChain()), false
+		return fmt.Sprintf("the source ranges admit %s; it goes on in chain %s", x.question.Packet.Src.Addr(),
+			s.Rule.NextChain()), false
 	case ruleset.AdmitLoadBalancer:
 		return "the load balancer may reach itself; it goes on in chain " + s.Rule.NextChain(), false
 	case ruleset.DropSource:
 		return fmt.Sprintf("no source range admits %s: it is dropped", x.question.Packet.Src.Addr()), false
 	case ruleset.ForPods:
-		return x.condition(s) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst), false
+		return x.condition(s) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst),
+			false
 	case ruleset.ForNode:
-		return "the client is the node itself: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
+		return "the client is the node itself: it may use the endpoints of all nodes, and is to be masqueraded; " +
+			x.sayFrontend(s, dst), false
 	case ruleset.ForOtherPods:
-		return x.condition(s) + ", so the client is a pod, perhaps of another node: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
+		return x.condition(s) + ", so the client is a pod, perhaps of another node: it may use the endpoints of all nodes, " +
+			"and is to be masqueraded; " + x.sayFrontend(s, dst), false
 	case ruleset.RefuseOtherPods:
-		return x.condition(s) + fmt.Sprintf(", and it comes in by the interface that has the address %s, so the client is a pod of another node, and no endpoint is on this node: it is refused", s.Destination.Addr()), false
+		return x.condition(s) + fmt.Sprintf(", and it comes in by the interface that has the address %s, so the client is "+
+			"a pod of another node, and no endpoint is on this node: it is refused", s.Destination.Addr()), false
 	case ruleset.DropNotLocal:
 		return "the client is outside, and no endpoint is on this node: it is dropped", false
 	case ruleset.MarkAll:
@@ -99,9 +114,11 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.CountForService:
 		return fmt.Sprintf("set %s counts it for the Service", setOf(s)), true
 	case ruleset.DropUnallocated:
-		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(), rangeOf(s)), false
+		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(),
+			rangeOf(s)), false
 	case ruleset.SpareNetworks:
-		return fmt.Sprintf("%s is in a network that the node is on or has routes to, or an API server's: it is let through", s.Destination.Addr()), false
+		return fmt.Sprintf("%s is in a network that the node is on or has routes to, or an API server's: it is let through",
+			s.Destination.Addr()), false
 	case ruleset.SpareServices:
 		return "these rules have translated it: it is let through", false
 	case ruleset.SpareDecided:
@@ -127,9 +144,12 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 		set, _ := statement[nft.SetTimeout](s.Rule)
 		switch t := service.ParseTimeouts(set.Name); t.Protocol {
 		case service.UDP:
-			return fmt.Sprintf("its Service asks for time-outs: connection tracking forgets the flow %s after its last packet, or %s after it if nothing has answered", t.Replied, t.Unreplied), false
+			return fmt.Sprintf("its Service asks for time-outs: connection tracking forgets the flow %s after its last "+
+				"packet, or %s after it if nothing has answered", t.Replied, t.Unreplied), false
 		case service.TCP:
-			return fmt.Sprintf("its Service asks for a time-out: connection tracking forgets the connection %s after its last packet", t.Established), false
+			return fmt.Sprintf(
+				"its Service asks for a time-out: connection tracking forgets the connection %s after its last packet",
+				t.Established), false
 		}
 		return fmt.Sprintf("it gets the time-outs of the object %s", clean(set.Name)), false
 	case ruleset.DropUnchosen:
@@ -164,13 +184,15 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		return fmt.Sprintf("the ranges %s do not have port %d", x.portRangesText(s.Chain), s.Destination.Port()), false
 	case ruleset.FindPing:
 		if endedAt[nft.InSet](s) {
-			return fmt.Sprintf("set ping-addresses does not have %s: no Service with endpoints has the address, or it has source ranges", s.Destination.Addr()), false
+			return fmt.Sprintf("set ping-addresses does not have %s: no Service with endpoints has the address, or it has "+
+				"source ranges", s.Destination.Addr()), false
 		}
 	case ruleset.RefuseUnknownPort:
 		if endedAt[nft.InSet](s) {
 			return fmt.Sprintf("%s is no cluster IP of a Service", s.Destination.Addr()), false
 		}
-		return fmt.Sprintf("%s is a cluster IP, of %s, but it is also an address of this node, which keeps its other ports", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
+		return fmt.Sprintf("%s is a cluster IP, of %s, but it is also an address of this node, which keeps its other ports",
+			s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
 	case ruleset.FindNodePort:
 		if !endedAt[nft.VMap](s) {
 			return fmt.Sprintf("%s is no address of this node that serves node ports", s.Destination.Addr()), false
@@ -182,21 +204,27 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		}
 		return "it is no connection of nftproxy to a node port, for a client on localhost", !s.Destination.Addr().IsLoopback()
 	case ruleset.AdmitSource:
-		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)), false
+		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)),
+			false
 	case ruleset.ForPods:
-		if rules := x.contents.Chains[s.Chain].Rules; s.Number < len(rules) && ruleset.PurposeOf(rules[s.Number]) == ruleset.ForPods {
+		if rules := x.contents.Chains[s.Chain].Rules; s.Number < len(rules) &&
+			ruleset.PurposeOf(rules[s.Number]) == ruleset.ForPods {
 			return x.condition(s), false // another range may have it
 		}
-		if slices.ContainsFunc(x.contents.Chains[s.Chain].Rules, func(r nft.Rule) bool { return ruleset.PurposeOf(r) == ruleset.ForOtherPods }) {
+		if slices.ContainsFunc(x.contents.Chains[s.Chain].Rules, func(r nft.Rule) bool {
+			return ruleset.PurposeOf(r) == ruleset.ForOtherPods
+		}) {
 			return x.condition(s) + ", so the client is not known to be a pod of this node", false
 		}
 		return x.condition(s) + ", so the client is no pod of the cluster", false
 	case ruleset.RefuseOtherPods:
 		if endedAt[nft.MatchLocal](s) {
-			return fmt.Sprintf("the packet does not come in by the interface that has the address %s, so the client may be a pod of this node", s.Destination.Addr()), false
+			return fmt.Sprintf("the packet does not come in by the interface that has the address %s, so the client may be a "+
+				"pod of this node", s.Destination.Addr()), false
 		}
 		if m, is := s.Rule[s.Last].(nft.MatchAddr); is && m.Field == nft.Daddr {
-			return fmt.Sprintf("pods of this node, too, may come in by the interface that has the address %s", s.Destination.Addr()), false
+			return fmt.Sprintf("pods of this node, too, may come in by the interface that has the address %s",
+				s.Destination.Addr()), false
 		}
 		return x.condition(s), false
 	case ruleset.ForOtherPods:
@@ -222,7 +250,8 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 			return fmt.Sprintf("map %s does not remember the client %s", clean(setOf(s)), x.question.Packet.Src.Addr()), false
 		}
 	case ruleset.Choose, ruleset.ChooseFirst:
-		return fmt.Sprintf("map %s does not have %s, which this chain expects: another process has removed it, or the map changes at this moment", setOf(s), x.missing(s)), false
+		return fmt.Sprintf("map %s does not have %s, which this chain expects: another process has removed it, or the map "+
+			"changes at this moment", setOf(s), x.missing(s)), false
 	case ruleset.Remember:
 		if len(s.Lookups) > 0 && endedAt[nft.Update](s) {
 			return fmt.Sprintf("map %s is full: the client is not remembered", clean(setOf(s))), false
@@ -240,7 +269,8 @@ func addressText(p nft.Packet, to netip.AddrPort) string {
 func (x *explainer) whoseRanges(s *nft.Step) string {
 	for _, l := range s.Lookups {
 		if l.Found {
-			return fmt.Sprintf("of %s: it goes through chain %s", clean(ruleset.NameInComment(l.Element.Comment).Service), clean(l.Element.Verdict.Chain))
+			return fmt.Sprintf("of %s: it goes through chain %s", clean(ruleset.NameInComment(l.Element.Comment).Service),
+				clean(l.Element.Verdict.Chain))
 		}
 	}
 	return "which has ranges"

@@ -31,7 +31,8 @@ func cluster(n int) *nft.Model {
 			var endpoints []service.Endpoint
 			for j := range 2 {
 				a := netip.AddrFrom4([4]byte{10, 128 + byte(i>>16) + 64*byte(j), byte(i >> 8), byte(i)})
-				endpoints = append(endpoints, service.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Node: "node-1", Ready: true, Serving: true})
+				endpoints = append(endpoints, service.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Node: "node-1", Ready: true,
+					Serving: true})
 			}
 			s.Ports[0].Endpoints = service.MergeEndpoints(endpoints)
 		}
@@ -55,7 +56,8 @@ func inspectAll(m *nft.Model, n int) (rows int) {
 		}
 	}
 	var all inspect.Selection
-	return len(tables.ServiceRows(all)) + len(tables.EndpointRows(all, connections)) + len(tables.ChainRows(all)) + len(tables.ClientMaps(all))
+	return len(tables.ServiceRows(all)) + len(tables.EndpointRows(all, connections)) + len(tables.ChainRows(all)) +
+		len(tables.ClientMaps(all))
 }
 
 // TestRowsScale: four times the Services cost about four times as much.

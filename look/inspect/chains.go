@@ -48,7 +48,8 @@ func (t *Tables) ChainRows(s Selection) []ChainRow {
 		users := usersOf(c)
 		reached := t.reached(&s, c)
 		names := slices.SortedFunc(maps.Keys(c.Chains), func(a, b string) int {
-			return cmp.Or(cmp.Compare(kindOrder(c.Chains[a]), kindOrder(c.Chains[b])), cmp.Compare(hookOrder(c.Chains[a]), hookOrder(c.Chains[b])), compareNumbered(a, b))
+			return cmp.Or(cmp.Compare(kindOrder(c.Chains[a]), kindOrder(c.Chains[b])), cmp.Compare(hookOrder(c.Chains[a]),
+				hookOrder(c.Chains[b])), compareNumbered(a, b))
 		})
 		for _, name := range names {
 			if (len(s.Chains) > 0 && !slices.Contains(s.Chains, name)) || (reached != nil && !reached[name]) {
@@ -63,7 +64,8 @@ func (t *Tables) ChainRows(s Selection) []ChainRow {
 // kindOrder orders chains by kind, in the order of a packet's way.
 func kindOrder(c *nft.Chain) int {
 	return slices.Index([]ruleset.ChainKind{
-		ruleset.BaseChain, ruleset.DispatchChain, ruleset.RefuseChain, ruleset.DropChain, ruleset.ExternalLocalChain, ruleset.SourceRangesChain,
+		ruleset.BaseChain, ruleset.DispatchChain, ruleset.RefuseChain, ruleset.DropChain, ruleset.ExternalLocalChain,
+		ruleset.SourceRangesChain,
 		ruleset.EndpointsChain, ruleset.AffinityChain, ruleset.LearnChain, ruleset.ForeignChain,
 	}, ruleset.KindOfChain(c))
 }

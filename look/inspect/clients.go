@@ -77,7 +77,8 @@ func (m *ClientMap) Rows(s Selection, clients []kernel.Entry) []ClientRow {
 		list = "local"
 	}
 	for a, lists := range listsOf(m.port) {
-		local := slices.Contains(lists.names, ExternalLocalList) || bool(m.service.InternalPolicy) && slices.Contains(lists.names, InternalList)
+		local := slices.Contains(lists.names, ExternalLocalList) || bool(m.service.InternalPolicy) &&
+			slices.Contains(lists.names, InternalList)
 		served[a] = !m.Local || local
 	}
 	for _, c := range clients {

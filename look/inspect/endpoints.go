@@ -24,19 +24,20 @@ type EndpointRow struct {
 	// Local says whether the endpoint is on this node; null if that is unknown, as it
 	// is of a draining endpoint.
 	Local *bool `json:"local"`
-	// State is active; growing: it gets fewer new connections than its weight says, since it is new; left-out: the node does without the endpoint, since it does not answer; or
-	// draining: the endpoint gets no new connections, but conntrack still has some to it.
+	// State is active; growing: it gets fewer new connections than its weight says, since it is new; left-out: the node
+	// does without the endpoint, since it does not answer; or draining: the endpoint gets no new connections, but
+	// conntrack still has some to it.
 	State string `json:"state"`
-	// Why says of an endpoint that is left out since when and why, and of one that is growing since when, and to what part of its
-	// weight; empty for others.
+	// Why says of an endpoint that is left out since when and why, and of one that is growing since when, and to what part
+	// of its weight; empty for others.
 	Why string `json:"why"`
 	// Lists are the lists that the endpoint is in: internal (connections to the cluster
 	// IP), external (to external addresses and node ports; with traffic policy Local
 	// those from pods and the node), and external-local (with traffic policy Local
 	// those of all other clients). A draining endpoint is in none.
 	Lists []string `json:"lists"`
-	// Shares are the endpoint's shares of the new connections of each list, from 0 to 1, in the order of Lists: what weights
-	// and hashes make of them. Session affinity and the choice of clients do not count.
+	// Shares are the endpoint's shares of the new connections of each list, from 0 to 1, in the order of Lists: what
+	// weights and hashes make of them. Session affinity and the choice of clients do not count.
 	Shares []float64 `json:"shares"`
 	// Connections is the number of connections and UDP flows that conntrack has to the
 	// endpoint through the Service port. Closing is the number of TCP connections that
@@ -114,7 +115,8 @@ func (t *Tables) EndpointRows(s Selection, connections *Connections) []EndpointR
 	return rows
 }
 
-func (t *Tables) endpointsOf(s *Selection, svc *service.Service, p *ruleset.ServedPort, connections *Connections) []EndpointRow {
+func (t *Tables) endpointsOf(s *Selection, svc *service.Service, p *ruleset.ServedPort,
+	connections *Connections) []EndpointRow {
 	lists := listsOf(p)
 	var counts map[netip.AddrPort]Count
 	if connections != nil {
@@ -141,7 +143,8 @@ func (t *Tables) endpointsOf(s *Selection, svc *service.Service, p *ruleset.Serv
 		}
 		row := EndpointRow{
 			PortName: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port,
-			Endpoint: a, State: Draining, Lists: append([]string{}, lists[a].names...), Shares: append([]float64{}, lists[a].shares...),
+			Endpoint: a, State: Draining, Lists: append([]string{}, lists[a].names...),
+			Shares: append([]float64{}, lists[a].shares...),
 		}
 		if p.IsRange() {
 			row.PortName = service.RangesText
@@ -252,7 +255,8 @@ type DrainingEndpoint struct {
 
 // Draining returns the endpoints that have connections and that active does not name,
 // sorted. active says whether an endpoint gets new connections of the Service port.
-func (c *Connections) Draining(active func(s service.Name, p service.Port, endpoint netip.AddrPort) bool) []DrainingEndpoint {
+func (c *Connections) Draining(active func(s service.Name, p service.Port,
+	endpoint netip.AddrPort) bool) []DrainingEndpoint {
 	var all []DrainingEndpoint
 	for key, counts := range c.of {
 		p := service.Port{Name: key.name, Protocol: key.protocol, Port: key.port}
@@ -263,7 +267,8 @@ func (c *Connections) Draining(active func(s service.Name, p service.Port, endpo
 		}
 	}
 	slices.SortFunc(all, func(a, b DrainingEndpoint) int {
-		return cmp.Or(compareNames(a.Service, b.Service), cmp.Compare(a.Port.Protocol, b.Port.Protocol), cmp.Compare(a.Port.Port, b.Port.Port),
+		return cmp.Or(compareNames(a.Service, b.Service), cmp.Compare(a.Port.Protocol, b.Port.Protocol),
+			cmp.Compare(a.Port.Port, b.Port.Port),
 			cmp.Compare(a.Port.Name, b.Port.Name), a.Endpoint.Compare(b.Endpoint))
 	})
 	return all

@@ -51,8 +51,10 @@ func TestDraining(t *testing.T) {
 			if row.Local != nil {
 				local = fmt.Sprint(*row.Local)
 			}
-			fmt.Fprintf(&b, "%s/%s:%s %s -> %s: %s, local %s, lists %s, %d connections, %d closing\n", row.Namespace, row.Service, row.PortName,
-				inspect.PortText(row.PortName, row.Protocol, row.Port), row.Endpoint, row.State, local, strings.Join(row.Lists, "+"), *row.Connections, *row.Closing)
+			fmt.Fprintf(&b, "%s/%s:%s %s -> %s: %s, local %s, lists %s, %d connections, %d closing\n", row.Namespace,
+				row.Service, row.PortName,
+				inspect.PortText(row.PortName, row.Protocol, row.Port), row.Endpoint, row.State, local,
+				strings.Join(row.Lists, "+"), *row.Connections, *row.Closing)
 		}
 		golden := section("endpoints.txt")
 		if *update {
@@ -68,7 +70,8 @@ func TestDraining(t *testing.T) {
 }
 
 func tablesOf(cfg ruleset.Config, s service.Snapshot) *inspect.Tables {
-	return inspect.NewTables(ruleset.Compile(cfg, s).Model(), cfg.Table, &service.Node{Name: "this node", HostAddresses: s.Node.HostAddresses})
+	return inspect.NewTables(ruleset.Compile(cfg, s).Model(), cfg.Table, &service.Node{Name: "this node",
+		HostAddresses: s.Node.HostAddresses})
 }
 
 func count(tables *inspect.Tables) *inspect.Connections {
@@ -140,7 +143,8 @@ func TestRowsOfRandomClusters(t *testing.T) {
 			total[row.Namespace+"/"+row.Service]++
 			seen[strings.Join(row.Lists, "+")]++
 			for i, list := range row.Lists {
-				shares[fmt.Sprintf("%s/%s %s/%d/%s %s %s", row.Namespace, row.Service, row.Protocol, row.Port, row.PortName, ip.Of(row.Endpoint.Addr()), list)] += row.Shares[i]
+				shares[fmt.Sprintf("%s/%s %s/%d/%s %s %s", row.Namespace, row.Service, row.Protocol, row.Port, row.PortName,
+					ip.Of(row.Endpoint.Addr()), list)] += row.Shares[i]
 			}
 			if row.State != inspect.Active || row.Connections != nil || row.Local == nil {
 				t.Errorf("seed %d: without flows: %+v", seed, row)
@@ -160,7 +164,8 @@ func TestRowsOfRandomClusters(t *testing.T) {
 			}
 		}
 	}
-	for _, lists := range []string{"internal", "external", "internal+external", "internal+external+external-local", "external+external-local"} {
+	for _, lists := range []string{"internal", "external", "internal+external", "internal+external+external-local",
+		"external+external-local"} {
 		if seen[lists] == 0 {
 			t.Errorf("no endpoint was in the lists %s: %v", lists, seen)
 		}

@@ -20,7 +20,8 @@ import (
 	"nftproxy/watch"
 )
 
-// FlowSource provides the Services by which commands judge flows: an API server or manifests, or without either the tables in the kernel.
+// FlowSource provides the Services by which commands judge flows: an API server or manifests, or without either the
+// tables in the kernel.
 type FlowSource struct {
 	Source
 	// Established has the protocols of which even established connections are
@@ -65,7 +66,8 @@ func (s *FlowSource) Index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 			return nil, service.Snapshot{}, err
 		}
 		if tables == nil {
-			return nil, service.Snapshot{}, fmt.Errorf("no table %s in this network namespace says which flows go to Services: start nftproxy run, or give --kubeconfig or --nftproxy-manifests", s.Rules.Table)
+			return nil, service.Snapshot{}, fmt.Errorf("no table %s in this network namespace says which flows go to "+
+				"Services: start nftproxy run, or give --kubeconfig or --nftproxy-manifests", s.Rules.Table)
 		}
 		config := ruleset.ReadBackConfig(tables, s.Rules.Table)
 		snapshot := ruleset.ReadBack(tables, s.Rules.Table, &service.Node{Name: s.Node, HostAddresses: addrs.Own})
@@ -119,7 +121,8 @@ func (s *FlowSource) ReadTables() (*nft.Model, error) {
 }
 
 // Snapshot reads one snapshot from the API server or the manifests.
-func (s *FlowSource) Snapshot(ctx context.Context, addrs hostaddr.Addresses, notes io.Writer) (service.Snapshot, error) {
+func (s *FlowSource) Snapshot(ctx context.Context, addrs hostaddr.Addresses,
+	notes io.Writer) (service.Snapshot, error) {
 	found, err := s.Follow(ctx, addrs, func(p watch.Problem) error {
 		err := Unlisted(p)
 		if ignored := (*watch.SliceIgnoredError)(nil); errors.As(p, &ignored) {
@@ -159,7 +162,8 @@ func (f FlowFilter) known(s service.Snapshot) bool {
 }
 
 // Flows returns the selected flows of the kernel's table, and the table, still open.
-func (s *FlowSource) Flows(ctx context.Context, filter FlowFilter, notes io.Writer) (*conntrack.Table, []FlowRow, error) {
+func (s *FlowSource) Flows(ctx context.Context, filter FlowFilter,
+	notes io.Writer) (*conntrack.Table, []FlowRow, error) {
 	index, err := s.openIndex(ctx, filter, notes)
 	if err != nil {
 		return nil, nil, err
@@ -208,7 +212,8 @@ type FlowRow struct {
 
 // readFlows returns the selected flows of Services, and the stale flows that no
 // Service owns, in the order of the Services' names.
-func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Index, filter FlowFilter, notes io.Writer) ([]FlowRow, error) {
+func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Index, filter FlowFilter,
+	notes io.Writer) ([]FlowRow, error) {
 	rows, now := []FlowRow{}, time.Now()
 	err := table.Flows(ctx, conntrack.Filter{Protocol: filter.Protocol}, func(f conntrack.Flow) error {
 		if r, ok := NewFlowRow(f, index, now); ok && filter.selects(&r) {
@@ -237,7 +242,8 @@ func NewFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (FlowRo
 		return FlowRow{}, false
 	}
 	r := FlowRow{
-		Protocol: nft.ProtocolText(uint8(f.Protocol)), Client: flowAddress(&f, f.Original.Src), Address: flowAddress(&f, f.Original.Dst), State: FlowState(&f),
+		Protocol: nft.ProtocolText(uint8(f.Protocol)), Client: flowAddress(&f, f.Original.Src),
+		Address: flowAddress(&f, f.Original.Dst), State: FlowState(&f),
 		ExpiresSeconds: int64(f.Timeout / time.Second), Stale: stale, Reason: string(reason), Flow: f,
 	}
 	if owned {

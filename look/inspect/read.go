@@ -27,7 +27,8 @@ func ReadTables(conn *kernel.Conn, name string) (*nft.Model, error) {
 		switch {
 		case c == nil:
 		case !ruleset.Readable(c):
-			return nil, fmt.Errorf("table %s is of another version of nftproxy (layout %d, and this command knows layouts %d and %d): use that version's command",
+			return nil, fmt.Errorf("table %s is of another version of nftproxy (layout %d, and this command knows layouts %d "+
+				"and %d): use that version's command",
 				c.Table, ruleset.LayoutOf(c), ruleset.Layout-1, ruleset.Layout)
 		default:
 			found = tables

@@ -28,8 +28,8 @@ type ServiceRow struct {
 	ExternalTrafficPolicy string `json:"externalTrafficPolicy"`
 	// SessionAffinitySeconds is how long a client is remembered, 0 if it is not.
 	SessionAffinitySeconds int64 `json:"sessionAffinitySeconds"`
-	// Options are what annotations ask for and the tables do (docs/choices.md), by their keys without prefix. An option shows
-	// only where it makes a difference; nftproxy.io/eject never does.
+	// Options are what annotations ask for and the tables do (docs/choices.md), by their keys without prefix. An option
+	// shows only where it makes a difference; nftproxy.io/eject never does.
 	Options map[string]string `json:"options"`
 	// Endpoints is the number of endpoints of all ports that get new connections, and
 	// LocalEndpoints those of them on this node.
@@ -118,8 +118,10 @@ func (t *Tables) ServiceRows(s Selection) []ServiceRow {
 func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 	svc := s.Service
 	row := ServiceRow{
-		ClusterIPs: append([]netip.Addr{}, s.ClusterIPs...), ExternalAddresses: append([]netip.Addr{}, slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs)...),
-		Ports: []PortRow{}, InternalTrafficPolicy: svc.InternalPolicy.String(), ExternalTrafficPolicy: svc.ExternalPolicy.String(),
+		ClusterIPs: append([]netip.Addr{}, s.ClusterIPs...), ExternalAddresses: append([]netip.Addr{},
+			slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs)...),
+		Ports: []PortRow{}, InternalTrafficPolicy: svc.InternalPolicy.String(),
+		ExternalTrafficPolicy:  svc.ExternalPolicy.String(),
 		SessionAffinitySeconds: int64(svc.AffinityTimeout / time.Second), Options: map[string]string{},
 	}
 	row.Namespace, row.Name = svc.Name.Split()
@@ -136,7 +138,8 @@ func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 }
 
 func (t *Tables) portRow(p *ruleset.ServedPort) PortRow {
-	row := PortRow{Name: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port, NodePort: p.NodePort, Ranges: string(p.Ranges), Frontends: []FrontendRow{}}
+	row := PortRow{Name: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port, NodePort: p.NodePort,
+		Ranges: string(p.Ranges), Frontends: []FrontendRow{}}
 	for a := range listsOf(p) {
 		row.Endpoints++
 		if t.onNode(p.Port, a) {
@@ -150,7 +153,8 @@ func (t *Tables) portRow(p *ruleset.ServedPort) PortRow {
 }
 
 func frontendRow(f *ruleset.Frontend) FrontendRow {
-	row := FrontendRow{Frontend: f.Claim().String(), Kind: "external", Family: f.Family.Name(), Fate: string(f.Fate), Chains: append([]string{}, f.Chains...)}
+	row := FrontendRow{Frontend: f.Claim().String(), Kind: "external", Family: f.Family.Name(), Fate: string(f.Fate),
+		Chains: append([]string{}, f.Chains...)}
 	switch {
 	case f.ClusterIP:
 		row.Kind = "clusterIP"
@@ -219,9 +223,11 @@ func (l *obstacleList) addFrontend(svc *service.Service, f *ruleset.Frontend) {
 	case ruleset.Passed:
 		l.add(NoEndpoints, Passed, "no endpoints, and external-failover is pass, so connections are left to routing", at)
 	case ruleset.PassedOutside:
-		l.add(NoLocalEndpoints, Passed, "no endpoint on this node, and external-failover is pass, so connections from outside of the cluster are left to routing", at)
+		l.add(NoLocalEndpoints, Passed, "no endpoint on this node, and external-failover is pass, so connections from "+
+			"outside of the cluster are left to routing", at)
 	case ruleset.DroppedOutside:
-		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections from outside of the cluster are dropped", at)
+		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections from outside "+
+			"of the cluster are dropped", at)
 	}
 	if f.Sources == nil {
 		return

@@ -49,7 +49,8 @@ type Objects struct {
 // Follow begins to follow the source, and returns once it has a first snapshot. addrs are the
 // addresses of the node. judge gets each problem, from one goroutine at a time; its error
 // ends everything.
-func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses, judge func(watch.Problem) error) (*Objects, error) {
+func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses,
+	judge func(watch.Problem) error) (*Objects, error) {
 	// client-go would log the errors that are reported here.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	o := &Objects{mailbox: service.NewMailbox(), ended: make(chan error, 1)}
@@ -152,8 +153,8 @@ func Unlisted(p watch.Problem) error {
 	return nil
 }
 
-// ReadNotes learns from the kernel which endpoints the tables with that name do not have because they do not answer the node, and
-// which have a part of their weight there since they are new.
+// ReadNotes learns from the kernel which endpoints the tables with that name do not have because they do not answer the
+// node, and which have a part of their weight there since they are new.
 func (o *Objects) ReadNotes(table string) error {
 	left, err := ejecttable.Left(table)
 	if err != nil {

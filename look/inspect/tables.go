@@ -3,8 +3,8 @@
 // print. The JSON names of the rows' fields are promised to users: later versions may
 // add fields, but do not change these.
 //
-// The rows are made by pure functions. What reads the kernel and the objects for them is in read.go, source.go and flows.go. The
-// package prints nothing but notes, and does not judge whether the tables are right.
+// The rows are made by pure functions. What reads the kernel and the objects for them is in read.go, source.go and
+// flows.go. The package prints nothing but notes, and does not judge whether the tables are right.
 package inspect
 
 import (

@@ -1,7 +1,7 @@
-// Package othertables finds tables of nftproxy with another name than this proxy's: those of a second nftproxy, which runs
-// or has ended. The kernel asks them for the same packets. Two proxies may serve one node if they have different Services
-// (--nftproxy-service-proxy-name): what matters is whether both tables have an address and port, and whether a process keeps
-// the other table up to date.
+// Package othertables finds tables of nftproxy with another name than this proxy's: those of a second nftproxy, which
+// runs or has ended. The kernel asks them for the same packets. Two proxies may serve one node if they have different
+// Services (--nftproxy-service-proxy-name): what matters is whether both tables have an address and port, and whether a
+// process keeps the other table up to date.
 //
 // It changes nothing, and works in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 package othertables
@@ -103,14 +103,15 @@ func (t *Tables) compare(conn *kernel.Conn, other, ours kernel.TableInfo) error 
 		t.Shared = append(t.Shared, Shared{c, name, Before(other, ours)})
 	}
 	slices.SortFunc(t.Shared, func(a, b Shared) int {
-		return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr), cmp.Compare(a.Claim.Protocol, b.Claim.Protocol), cmp.Compare(a.Claim.Port, b.Claim.Port))
+		return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr), cmp.Compare(a.Claim.Protocol, b.Claim.Protocol),
+			cmp.Compare(a.Claim.Port, b.Claim.Port))
 	})
 	return nil
 }
 
-// Before says that the kernel asks one table's chains before the other's: of chains with one priority, it calls the one first
-// that was registered later (nf_hook_entries_grow, Linux 4.14 to 6.18). Base chains are made with their table, and tables are
-// numbered.
+// Before says that the kernel asks one table's chains before the other's: of chains with one priority, it calls the one
+// first that was registered later (nf_hook_entries_grow, Linux 4.14 to 6.18). Base chains are made with their table,
+// and tables are numbered.
 func Before(a, b kernel.TableInfo) bool { return a.Handle > b.Handle }
 
 func claims(conn *kernel.Conn, id nft.TableID) (map[service.Claim]service.Name, error) {
@@ -139,13 +140,15 @@ func (t *Tables) Problem(ours string) string {
 	if slices.ContainsFunc(t.Shared, func(s Shared) bool { return s.First }) {
 		first = "table " + t.Name
 	}
-	return fmt.Sprintf("%s; tables %s and %s both serve %s, and the kernel asks %s first: %s", text, t.Name, ours, count(len(t.Shared)), first, t.examples())
+	return fmt.Sprintf("%s; tables %s and %s both serve %s, and the kernel asks %s first: %s", text, t.Name, ours,
+		count(len(t.Shared)), first, t.examples())
 }
 
 // Remedy says what to do about a problem.
 func (t *Tables) Remedy() string {
 	if t.Abandoned() {
-		return "nftproxy cleanup removes it; nftproxy run removes it once its own rules serve all that it has, or a few minutes later"
+		return "nftproxy cleanup removes it; nftproxy run removes it once its own rules serve all that it has, or a few " +
+			"minutes later"
 	}
 	return "stop one of the two, or give them different Services (--nftproxy-service-proxy-name)"
 }

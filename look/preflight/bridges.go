@@ -13,9 +13,9 @@ import (
 	"nftproxy/node/hostaddr"
 )
 
-// bridges looks for pods on a bridge that reach no Service of which they are the endpoint themselves. Where rules see the packets of
-// bridges (bridge-nf-call-iptables), they translate them there: the bridge then has to send such a packet back by the port that it
-// came by. The pods are the endpoints on the node in the tables of nftproxy.
+// bridges looks for pods on a bridge that reach no Service of which they are the endpoint themselves. Where rules see
+// the packets of bridges (bridge-nf-call-iptables), they translate them there: the bridge then has to send such a
+// packet back by the port that it came by. The pods are the endpoints on the node in the tables of nftproxy.
 func (o Options) bridges(tables ownTables) []Finding {
 	const probe = "bridges"
 	list, err := tables()
@@ -39,8 +39,10 @@ func (o Options) bridges(tables ownTables) []Finding {
 		return b == nil || !s.Sees(b, ip.V4) && !s.Sees(b, ip.V6)
 	})
 	if len(found) > 0 {
-		return []Finding{yellow(probe, fmt.Sprintf("%s: ports are not in hairpin mode: a pod there gets no answer from a Service that chooses the pod itself", strings.Join(found, ", ")),
-			`set "hairpinMode": true for the CNI plugin bridge (of kube-router: in /etc/cni/net.d/10-kuberouter.conflist), and start the pods anew; for one pod: bridge link set dev PORT hairpin on`)}
+		return []Finding{yellow(probe, fmt.Sprintf("%s: ports are not in hairpin mode: a pod there gets no answer from a "+
+			"Service that chooses the pod itself", strings.Join(found, ", ")),
+			`set "hairpinMode": true for the CNI plugin bridge (of kube-router: in /etc/cni/net.d/10-kuberouter.conflist), `+
+				`and start the pods anew; for one pod: bridge link set dev PORT hairpin on`)}
 	}
 	return []Finding{green(probe, "pods on bridges reach themselves through Services, or there is no bridge")}
 }

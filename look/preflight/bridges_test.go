@@ -10,8 +10,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestBridges: a bridge to an endpoint whose ports are not in hairpin mode is named, if nothing else sends packets back, and other bridges
-// are not.
+// TestBridges: a bridge to an endpoint whose ports are not in hairpin mode is named, if nothing else sends packets
+// back, and other bridges are not.
 func TestBridges(t *testing.T) {
 	w := newWorld(t)
 	h := w.ns.Handle()

@@ -45,15 +45,22 @@ func features() []feature {
 	closed.LoadBalancerIPs = []netip.Addr{addr("203.0.113.1")}
 	closed.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")})
 	return []feature{
-		{name: "tables, maps and NAT", without: "nftproxy needs nf_tables, nft_chain_nat and maps with several fields (Linux 5.6)", needed: true},
-		{name: "Services of IPv4", service: clusterIP("10.96.0.1", port(service.TCP, 30080)), endpoints: 2, without: "Services of IPv4 are not served", needed: true},
-		{name: "Services of IPv6", service: clusterIP("fd00:96::1", port(service.TCP, 30080)), endpoints: 2, without: "Services of IPv6 are not served", needed: true},
+		{name: "tables, maps and NAT", without: "nftproxy needs nf_tables, nft_chain_nat and maps with several fields " +
+			"(Linux 5.6)", needed: true},
+		{name: "Services of IPv4", service: clusterIP("10.96.0.1", port(service.TCP, 30080)), endpoints: 2,
+			without: "Services of IPv4 are not served", needed: true},
+		{name: "Services of IPv6", service: clusterIP("fd00:96::1", port(service.TCP, 30080)), endpoints: 2,
+			without: "Services of IPv6 are not served", needed: true},
 		{name: "refusals", service: empty, without: "Services without endpoints are not refused"},
-		{name: "SCTP", service: clusterIP("10.96.0.3", port(service.SCTP, 0)), endpoints: 1, without: "Services of SCTP are not served"},
+		{name: "SCTP", service: clusterIP("10.96.0.3", port(service.SCTP, 0)), endpoints: 1,
+			without: "Services of SCTP are not served"},
 		{name: "session affinity", service: sticky, endpoints: 2, without: "Services with session affinity are not served"},
-		{name: "hashes", service: hashed, endpoints: 2, without: "Services with nftproxy.io/balance, or with session affinity beyond its bound, are not served (nft_hash)"},
-		{name: "source ranges", service: closed, endpoints: 1, without: "Services with source ranges (loadBalancerSourceRanges, nftproxy.io/source-ranges) are not served"},
-		{name: "ServiceCIDRs", cidr: netip.MustParsePrefix("10.96.0.0/16"), without: "packets to addresses of a ServiceCIDR that no Service has are not dropped"},
+		{name: "hashes", service: hashed, endpoints: 2, without: "Services with nftproxy.io/balance, or with session " +
+			"affinity beyond its bound, are not served (nft_hash)"},
+		{name: "source ranges", service: closed, endpoints: 1, without: "Services with source ranges " +
+			"(loadBalancerSourceRanges, nftproxy.io/source-ranges) are not served"},
+		{name: "ServiceCIDRs", cidr: netip.MustParsePrefix("10.96.0.0/16"), without: "packets to addresses of a " +
+			"ServiceCIDR that no Service has are not dropped"},
 	}
 }
 
@@ -96,7 +103,8 @@ func (o Options) features() []Finding {
 		return nil
 	})
 	if err != nil {
-		return []Finding{yellow(probe, "features cannot be tried: "+err.Error(), "run nftproxy check as root on the node: a network namespace for the trial needs CAP_SYS_ADMIN")}
+		return []Finding{yellow(probe, "features cannot be tried: "+err.Error(), "run nftproxy check as root on the node: "+
+			"a network namespace for the trial needs CAP_SYS_ADMIN")}
 	}
 	return found
 }
@@ -148,7 +156,8 @@ func tryOwner() Finding {
 		return failed(probe, err)
 	}
 	defer conn.Close()
-	batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, service.Snapshot{Node: &service.Node{}}), time.Time{})
+	batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable},
+		service.Snapshot{Node: &service.Node{}}), time.Time{})
 	if err := conn.Apply(batch); err != nil {
 		return failed(probe, err)
 	}
@@ -157,7 +166,8 @@ func tryOwner() Finding {
 	case err != nil:
 		return failed(probe, err)
 	case !owned:
-		return yellow(probe, "the kernel has none (Linux has them since 6.9)", "other programs can change nftproxy's tables; it repairs them within a second")
+		return yellow(probe, "the kernel has none (Linux has them since 6.9)", "other programs can change nftproxy's "+
+			"tables; it repairs them within a second")
 	}
 	return green(probe, "works")
 }
@@ -172,9 +182,12 @@ type trial struct {
 
 func trials() []trial {
 	return []trial{
-		{"kernel: counters", (*kernel.Conn).TryCounters, "the rules have no counters: nftproxy top, and the metrics and events of refusals, stay empty"},
-		{"kernel: labels of connections", (*kernel.Conn).TryLabels, "the rules use a bit of the packet mark for what is to be masqueraded, as kube-proxy does: other programs' marks may get into each other's way with it"},
-		{"kernel: time-outs of connections", (*kernel.Conn).TryTimeouts, "Services with the annotations nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an event says so"},
+		{"kernel: counters", (*kernel.Conn).TryCounters, "the rules have no counters: nftproxy top, and the metrics and " +
+			"events of refusals, stay empty"},
+		{"kernel: labels of connections", (*kernel.Conn).TryLabels, "the rules use a bit of the packet mark for what is to " +
+			"be masqueraded, as kube-proxy does: other programs' marks may get into each other's way with it"},
+		{"kernel: time-outs of connections", (*kernel.Conn).TryTimeouts, "Services with the annotations " +
+			"nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an event says so"},
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 // newInterfaces stands for those that are not made yet, as a pod's.
 const newInterfaces = "new interfaces"
 
-// forwarding tells of settings about packets that are not the node's own. What holds is said, by interface: the kernel has
-// several names for each setting.
+// forwarding tells of settings about packets that are not the node's own. What holds is said, by interface: the kernel
+// has several names for each setting.
 func (o Options) forwarding(tables ownTables) []Finding {
 	const probe = "sysctl: net.ipv4.ip_forward"
 	s, err := forwarding.Read(o.Proc)
@@ -62,14 +62,16 @@ func forwardsIPv4(s *forwarding.Settings) Finding {
 	case len(names) == 0:
 		return green(probe, "is 1, for each interface")
 	case all:
-		return red(probe, "is 0: the node forwards no packets of IPv4: pods on other nodes are not reached", "sysctl -w net.ipv4.ip_forward=1")
+		return red(probe, "is 0: the node forwards no packets of IPv4: pods on other nodes are not reached",
+			"sysctl -w net.ipv4.ip_forward=1")
 	}
-	return yellow(probe, "packets of IPv4 that come in by "+shortList(names)+" are not forwarded: net.ipv4.conf.INTERFACE.forwarding is 0 there",
+	return yellow(probe, "packets of IPv4 that come in by "+shortList(names)+" are not forwarded: "+
+		"net.ipv4.conf.INTERFACE.forwarding is 0 there",
 		"sysctl -w net.ipv4.ip_forward=1 sets it for each interface, and for new ones")
 }
 
-// forwardsIPv6 goes by the setting for all interfaces: that of one interface says only whether it heeds router advertisements.
-// From Linux 6.17 on, force_forwarding has an interface forward without.
+// forwardsIPv6 goes by the setting for all interfaces: that of one interface says only whether it heeds router
+// advertisements. From Linux 6.17 on, force_forwarding has an interface forward without.
 func forwardsIPv6(s *forwarding.Settings, needed bool) Finding {
 	const probe = "sysctl: net.ipv6.conf.all.forwarding"
 	names, all := which(s, func(c forwarding.Conf) bool { return !*c.Forwards.Of(ip.V6) })
@@ -79,9 +81,11 @@ func forwardsIPv6(s *forwarding.Settings, needed bool) Finding {
 	case !needed:
 		return green(probe, "is 0, and the node has no Services of IPv6")
 	case all:
-		return yellow(probe, "is 0: the node forwards no packets of IPv6", "in a cluster with IPv6: sysctl -w net.ipv6.conf.all.forwarding=1")
+		return yellow(probe, "is 0: the node forwards no packets of IPv6", "in a cluster with IPv6: sysctl -w "+
+			"net.ipv6.conf.all.forwarding=1")
 	}
-	return yellow(probe, "is 0: packets of IPv6 that come in by "+shortList(names)+" are not forwarded", "in a cluster with IPv6: sysctl -w net.ipv6.conf.all.forwarding=1")
+	return yellow(probe, "is 0: packets of IPv6 that come in by "+shortList(names)+" are not forwarded",
+		"in a cluster with IPv6: sysctl -w net.ipv6.conf.all.forwarding=1")
 }
 
 // serving says for which families nftproxy has Services. Before it has run, the node's addresses tell.
@@ -104,14 +108,16 @@ func reversePath(s *forwarding.Settings) Finding {
 	if len(names) == 0 {
 		return green(probe, "is strict for no interface: the greater of all and INTERFACE holds")
 	}
-	return yellow(probe, "is 1 for "+shortList(names)+": the kernel drops packets of IPv4 that come in there if their answers would take another interface; some CNI plugins need loose mode",
+	return yellow(probe, "is 1 for "+shortList(names)+": the kernel drops packets of IPv4 that come in there if their "+
+		"answers would take another interface; some CNI plugins need loose mode",
 		"if a CNI plugin has several ways to a pod: sysctl -w net.ipv4.conf.all.rp_filter=2, which holds for all interfaces")
 }
 
-// bridged tells of bridges with pods whose packets to each other rules do not see. A pod's packet to a Service goes through the
-// node, where it is translated. The endpoint's answer stays on the bridge if both are there.
+// bridged tells of bridges with pods whose packets to each other rules do not see. A pod's packet to a Service goes
+// through the node, where it is translated. The endpoint's answer stays on the bridge if both are there.
 func bridged(s *forwarding.Settings, tables ownTables) []Finding {
-	probes := ip.PerFamily[string]{"sysctl: net.bridge.bridge-nf-call-iptables", "sysctl: net.bridge.bridge-nf-call-ip6tables"}
+	probes := ip.PerFamily[string]{"sysctl: net.bridge.bridge-nf-call-iptables",
+		"sysctl: net.bridge.bridge-nf-call-ip6tables"}
 	var found []Finding
 	var tagged []string
 	for _, f := range ip.Families() {
@@ -133,21 +139,26 @@ func bridged(s *forwarding.Settings, tables ownTables) []Finding {
 	}
 	if s.Bridged != nil {
 		slices.Sort(tagged)
-		found = append(found, taggedFinding(s, slices.Compact(tagged)), green("sysctl: net.bridge.bridge-nf-filter-pppoe-tagged", isText(s.Bridged.PPPoE)+"; pods' packets have no header of PPPoE"))
+		found = append(found, taggedFinding(s, slices.Compact(tagged)),
+			green("sysctl: net.bridge.bridge-nf-filter-pppoe-tagged", isText(s.Bridged.PPPoE)+
+				"; pods' packets have no header of PPPoE"))
 	}
 	return found
 }
 
 // callFinding is about the bridges with pods of a family, of which rules do not see what some forward.
-func callFinding(s *forwarding.Settings, probe string, f ip.Family, bridges []*forwarding.Interface, blind []string) Finding {
+func callFinding(s *forwarding.Settings, probe string, f ip.Family, bridges []*forwarding.Interface,
+	blind []string) Finding {
 	is := "the kernel has no such setting: the module br_netfilter is not loaded"
 	if s.Bridged != nil {
 		is = isText(*s.Bridged.Calls.Of(f))
 	}
 	switch name := strings.TrimPrefix(probe, "sysctl: "); {
 	case len(blind) > 0:
-		return yellow(probe, fmt.Sprintf("%s. Rules do not see what %s forwards: a pod gets no answer from a Service of %s that chooses an endpoint on the same bridge", is, shortList(blind), f.Name()),
-			"if these are bridges of pods: modprobe br_netfilter && sysctl -w "+name+"=1, at each start of the node (/etc/modules-load.d, /etc/sysctl.d)")
+		return yellow(probe, fmt.Sprintf("%s. Rules do not see what %s forwards: a pod gets no answer from a Service of %s "+
+			"that chooses an endpoint on the same bridge", is, shortList(blind), f.Name()),
+			"if these are bridges of pods: modprobe br_netfilter && sysctl -w "+name+"=1, at each start of the node "+
+				"(/etc/modules-load.d, /etc/sysctl.d)")
 	case s.Bridged != nil && *s.Bridged.Calls.Of(f):
 		return green(probe, is)
 	case len(bridges) > 0:
@@ -160,7 +171,8 @@ func taggedFinding(s *forwarding.Settings, bridges []string) Finding {
 	const name = "net.bridge.bridge-nf-filter-vlan-tagged"
 	switch {
 	case len(bridges) > 0:
-		return yellow("sysctl: "+name, fmt.Sprintf("is 0, and ports of %s send packets with a VLAN's tag: rules do not see those that stay on the bridge, as the answers between pods there", shortList(bridges)),
+		return yellow("sysctl: "+name, fmt.Sprintf("is 0, and ports of %s send packets with a VLAN's tag: rules do not see "+
+			"those that stay on the bridge, as the answers between pods there", shortList(bridges)),
 			"sysctl -w "+name+"=1")
 	case s.Bridged.VLAN:
 		return green("sysctl: "+name, "is 1")
@@ -168,8 +180,8 @@ func taggedFinding(s *forwarding.Settings, bridges []string) Finding {
 	return green("sysctl: "+name, "is 0; no port to a pod has a VLAN with tags")
 }
 
-// podBridges returns the bridges that several pods of a family may use: those to endpoints in the tables, or where these have
-// none, all with an address of the family.
+// podBridges returns the bridges that several pods of a family may use: those to endpoints in the tables, or where
+// these have none, all with an address of the family.
 func podBridges(s *forwarding.Settings, tables ownTables, f ip.Family) ([]*forwarding.Interface, error) {
 	devices, err := podDevices(tables, f)
 	var bridges []*forwarding.Interface

@@ -105,8 +105,9 @@ func TestReversePath(t *testing.T) {
 	w.want(w.check(), preflight.Green, reverse)
 }
 
-// TestBridgedPackets: a bridge with two pods is named if rules do not see what it forwards, by family, by the namespace's setting
-// and by its own. Those without pods are not, and a bridge whose packets rules do not see needs no hairpin mode.
+// TestBridgedPackets: a bridge with two pods is named if rules do not see what it forwards, by family, by the
+// namespace's setting and by its own. Those without pods are not, and a bridge whose packets rules do not see needs no
+// hairpin mode.
 func TestBridgedPackets(t *testing.T) {
 	w := newWorld(t)
 	set := func(v4, v6 string) {
@@ -166,6 +167,7 @@ func TestBridgedPackets(t *testing.T) {
 	}
 	w.proc = without
 	found = w.check()
-	w.want(found, preflight.Yellow, bridged4, "the module br_netfilter is not loaded", "what cni0 forwards", "modprobe br_netfilter")
+	w.want(found, preflight.Yellow, bridged4, "the module br_netfilter is not loaded", "what cni0 forwards",
+		"modprobe br_netfilter")
 	w.want(found, preflight.Yellow, bridged6, "what cni0 forwards")
 }

@@ -22,7 +22,8 @@ func (o Options) marks(all baseChains) []Finding {
 	var found []Finding
 	for i := range list {
 		c := &list[i]
-		if c.Type == "nat" && c.Rules.MarksConnections && (c.Legacy || c.Table != o.Table) && c.ViewOf(ruleset.PriorityDstnat) != basechain.Later {
+		if c.Type == "nat" && c.Rules.MarksConnections && (c.Legacy || c.Table != o.Table) &&
+			c.ViewOf(ruleset.PriorityDstnat) != basechain.Later {
 			found = append(found, o.marking(c))
 		}
 	}
@@ -48,8 +49,10 @@ func (o Options) marking(c *basechain.Chain) Finding {
 		services = strings.Join(ranges, " and ")
 	}
 	return yellow(fmt.Sprintf("marks: %s %s", c.TableText(), c.Name),
-		fmt.Sprintf("chain %s in table %s marks connections, and is called %s: it then goes by the address of a Service, not by the endpoint's, and packets that are routed by the mark may take a wrong way",
+		fmt.Sprintf("chain %s in table %s marks connections, and is called %s: it then goes by the address of a Service, "+
+			"not by the endpoint's, and packets that are routed by the mark may take a wrong way",
 			c.Name, c.TableText(), when),
-		fmt.Sprintf("have its program leave out %s, or give the chain a priority above %d. The Amazon VPC CNI does the first with AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, and the second from version 1.23 on, where iptables is iptables-nft",
+		fmt.Sprintf("have its program leave out %s, or give the chain a priority above %d. The Amazon VPC CNI does the "+
+			"first with AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, and the second from version 1.23 on, where iptables is iptables-nft",
 			services, ruleset.PriorityDstnat))
 }

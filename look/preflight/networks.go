@@ -29,15 +29,18 @@ func (o Options) networks(ctx context.Context, tables ownTables) []Finding {
 		}
 	}
 	if len(cidrs) == 0 {
-		return []Finding{green(probe, "the ServiceCIDRs are not known here, so no network was compared with them (--service-cidr)")}
+		return []Finding{green(probe, "the ServiceCIDRs are not known here, so no network was compared with them "+
+			"(--service-cidr)")}
 	}
 	found, err := new(hostaddr.Networks).In(ctx, cidrs)
 	switch {
 	case err != nil:
 		return []Finding{failed(probe, err)}
 	case len(found) > 0:
-		return []Finding{yellow(probe, fmt.Sprintf("the node is on, or has routes to, %s, inside the ServiceCIDRs %s", prefixes(found), prefixes(cidrs)),
-			"move the network, or give the cluster another ServiceCIDR: nftproxy does not drop packets there, but a Service may get the address of a host")}
+		return []Finding{yellow(probe, fmt.Sprintf("the node is on, or has routes to, %s, inside the ServiceCIDRs %s",
+			prefixes(found), prefixes(cidrs)),
+			"move the network, or give the cluster another ServiceCIDR: nftproxy does not drop packets there, but a Service "+
+				"may get the address of a host")}
 	}
 	return []Finding{green(probe, "none of the node's is in the ServiceCIDRs "+prefixes(cidrs))}
 }

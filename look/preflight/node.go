@@ -35,7 +35,8 @@ func (o Options) rights() []Finding {
 		}
 	}
 	if effective&(1<<unix.CAP_NET_ADMIN) == 0 {
-		return []Finding{red(probe, "this process lacks CAP_NET_ADMIN", "be root, or give the container the capability NET_ADMIN; some container runtimes give it to root only")}
+		return []Finding{red(probe, "this process lacks CAP_NET_ADMIN", "be root, or give the container the capability "+
+			"NET_ADMIN; some container runtimes give it to root only")}
 	}
 	return []Finding{green(probe, "CAP_NET_ADMIN")}
 }
@@ -56,11 +57,13 @@ func (o Options) conntrack(ctx context.Context) []Finding {
 	invalid := o.invalid(ctx, table)
 	switch {
 	case errors.Is(err, unix.EINVAL):
-		return []Finding{red(probe, "the kernel does not answer", "load the module nf_conntrack_netlink: without it stale UDP flows stay")}
+		return []Finding{red(probe, "the kernel does not answer", "load the module nf_conntrack_netlink: without it stale "+
+			"UDP flows stay")}
 	case err != nil:
 		return []Finding{failed(probe, err)}
 	case limit > 0 && entries*100 >= limit*fullFrom:
-		return []Finding{invalid, yellow(probe, fmt.Sprintf("%d of %d entries", entries, limit), "raise --conntrack-min or --conntrack-max-per-core: when the table is full, new connections fail")}
+		return []Finding{invalid, yellow(probe, fmt.Sprintf("%d of %d entries", entries, limit),
+			"raise --conntrack-min or --conntrack-max-per-core: when the table is full, new connections fail")}
 	case limit > 0:
 		return []Finding{invalid, green(probe, fmt.Sprintf("%d of %d entries", entries, limit))}
 	}
@@ -94,7 +97,8 @@ func (o Options) proxies(ctx context.Context) []Finding {
 	}
 	var found []Finding
 	if running.Yes() {
-		found = append(found, green(probe+": kube-proxy", "kube-proxy "+running.String()+"; nftproxy can start beside it (docs/migrate.md)"))
+		found = append(found, green(probe+": kube-proxy", "kube-proxy "+running.String()+
+			"; nftproxy can start beside it (docs/migrate.md)"))
 	}
 	for _, r := range rules {
 		found = append(found, ruleFinding(probe, r, running))
@@ -113,11 +117,13 @@ func ruleFinding(probe string, r otherproxy.Rules, running otherproxy.Running) F
 	case r.Keep != nil:
 		return yellow(probe, r.Keep.Error(), "nftproxy does not remove these rules; see docs/migrate.md")
 	case running.No():
-		return yellow(probe, "rules of a kube-proxy that does not run", "start nftproxy, then run nftproxy cleanup --kube-proxy: these rules go out of date")
+		return yellow(probe, "rules of a kube-proxy that does not run", "start nftproxy, then run nftproxy cleanup "+
+			"--kube-proxy: these rules go out of date")
 	case running.Yes():
 		return green(probe, "rules of a kube-proxy that runs")
 	}
-	return yellow(probe, "rules of kube-proxy; whether it runs cannot be seen from here", "once it is stopped and nftproxy serves: nftproxy cleanup --kube-proxy")
+	return yellow(probe, "rules of kube-proxy; whether it runs cannot be seen from here",
+		"once it is stopped and nftproxy serves: nftproxy cleanup --kube-proxy")
 }
 
 // keepers is a finding if several processes keep our tables. Where tables have an owner, all
@@ -130,8 +136,10 @@ func (o Options) keepers(probe string) []Finding {
 	case len(by) < 2:
 		return nil
 	}
-	return []Finding{yellow(probe+": nftproxy", fmt.Sprintf("%d processes keep table %s: %s", len(by), o.Table, strings.Join(by, "; ")),
-		"run one nftproxy on a node, or give one of them another --nftproxy-table; in a rolling update two are there for a moment")}
+	return []Finding{yellow(probe+": nftproxy", fmt.Sprintf("%d processes keep table %s: %s", len(by), o.Table,
+		strings.Join(by, "; ")),
+		"run one nftproxy on a node, or give one of them another --nftproxy-table; "+
+			"in a rolling update two are there for a moment")}
 }
 
 // otherTables are findings about tables that an nftproxy has made with another name.

@@ -106,8 +106,9 @@ func (o Options) listeners(address string) ([]netip.AddrPort, error) {
 	return found, nil
 }
 
-// listening returns the addresses of the listening sockets in a file such as /proc/net/tcp. There each 32 bits of an address are
-// a hexadecimal number in the order of the processor's bytes (net/ipv4/tcp_ipv4.c, get_openreq4 and tcp6_seq_show).
+// listening returns the addresses of the listening sockets in a file such as /proc/net/tcp. There each 32 bits of an
+// address are a hexadecimal number in the order of the processor's bytes (net/ipv4/tcp_ipv4.c, get_openreq4 and
+// tcp6_seq_show).
 func listening(text string) (found []netip.AddrPort) {
 	const stateListen = "0A"
 	for line := range strings.Lines(text) {

@@ -138,7 +138,8 @@ func TestGoodNode(t *testing.T) {
 	if features != 13 {
 		t.Errorf("%d features of the kernel, want 13", features)
 	}
-	for _, probe := range []string{"rights", "connection tracking", "connection tracking: invalid packets", "other proxies", "ports: health", "firewalls", "marks", "queues", "sysctl: net.ipv4.ip_forward"} {
+	for _, probe := range []string{"rights", "connection tracking", "connection tracking: invalid packets",
+		"other proxies", "ports: health", "firewalls", "marks", "queues", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)
 	}
 	// The trial of the features left nothing in the node's own namespace.
@@ -180,12 +181,15 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 	found := w.check()
 	w.want(found, preflight.Red, "sysctl: net.ipv4.ip_forward", "sysctl -w net.ipv4.ip_forward=1")
 	w.want(found, preflight.Yellow, "sysctl: net.ipv4.conf.all.route_localnet", "is 1")
-	w.want(found, preflight.Yellow, "sysctl: net.ipv4.ip_local_port_range", "1024 to 65535", "ip_local_reserved_ports=30000-32767")
+	w.want(found, preflight.Yellow, "sysctl: net.ipv4.ip_local_port_range", "1024 to 65535",
+		"ip_local_reserved_ports=30000-32767")
 	w.want(found, preflight.Yellow, "ports: health", "127.0.0.1:10256 is in use")
 	w.want(found, preflight.Yellow, "other proxies: table old", "nftproxy cleanup")
-	w.want(found, preflight.Yellow, "firewalls: ip filter FORWARD", "chain FORWARD in table ip filter (Docker)", "hook forward", "addresses of pods")
+	w.want(found, preflight.Yellow, "firewalls: ip filter FORWARD", "chain FORWARD in table ip filter (Docker)",
+		"hook forward", "addresses of pods")
 	w.want(found, preflight.Yellow, "firewalls: inet mine in", "hook input", "ports of the kubelet")
-	w.want(found, preflight.Yellow, "firewalls: firewalld inet firewalld filter_FORWARD", "on the hook forward", "--zone=trusted")
+	w.want(found, preflight.Yellow, "firewalls: firewalld inet firewalld filter_FORWARD", "on the hook forward",
+		"--zone=trusted")
 	w.want(found, preflight.Yellow, "firewalls: firewalld inet firewalld filter_INPUT", "on the hook input", "--add-port")
 	w.want(found, preflight.Yellow, "firewalls: ip6 filter (iptables-legacy) FORWARD", "hook forward")
 	w.want(found, preflight.Yellow, "other proxies: ip kube-proxy (nftables)", "cleanup --kube-proxy")
@@ -193,8 +197,8 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 	w.want(w.check(), preflight.Green, "sysctl: net.ipv4.ip_local_port_range", "reserved")
 }
 
-// TestClosedAtTheEnd: a chain is named whose last rule drops or rejects all packets, in each form that rules have. No other is: one
-// whose last rule compares something or is not the end, one on another hook, one of nat.
+// TestClosedAtTheEnd: a chain is named whose last rule drops or rejects all packets, in each form that rules have. No
+// other is: one whose last rule compares something or is not the end, one on another hook, one of nat.
 func TestClosedAtTheEnd(t *testing.T) {
 	w := newWorld(t)
 	if err := nftcmd.ForTest(t).Load(w.ns, `
@@ -212,7 +216,8 @@ table ip a {
 	}
 	for _, args := range []string{
 		"iptables-nft -A INPUT -j REJECT --reject-with icmp-host-prohibited", "ip6tables-nft -A FORWARD -s fd00::1 -j REJECT",
-		"iptables-legacy -A FORWARD -p tcp -j ACCEPT", "iptables-legacy -A FORWARD -j REJECT", "iptables-legacy -A INPUT -p tcp -j DROP",
+		"iptables-legacy -A FORWARD -p tcp -j ACCEPT", "iptables-legacy -A FORWARD -j REJECT",
+		"iptables-legacy -A INPUT -p tcp -j DROP",
 		"ip6tables-legacy -A FORWARD -m state --state NEW -j DROP", "ip6tables-legacy -A INPUT -j DROP",
 	} {
 		words := strings.Fields(args)
@@ -225,7 +230,8 @@ table ip a {
 		}
 	}
 	want := map[string]bool{}
-	for _, chain := range []string{"ip a rejects", "ip a drops", "ip filter INPUT", "ip filter (iptables-legacy) FORWARD", "ip6 filter (iptables-legacy) INPUT"} {
+	for _, chain := range []string{"ip a rejects", "ip a drops", "ip filter INPUT", "ip filter (iptables-legacy) FORWARD",
+		"ip6 filter (iptables-legacy) INPUT"} {
 		want["firewalls: "+chain] = true
 	}
 	got := map[string]bool{}
@@ -239,7 +245,8 @@ table ip a {
 	}
 }
 
-// TestTunnel: the rule of wg-quick is named that drops the resets of Services. Its other chains are not, nor is another program's rule.
+// TestTunnel: the rule of wg-quick is named that drops the resets of Services. Its other chains are not, nor is another
+// program's rule.
 func TestTunnel(t *testing.T) {
 	w := newWorld(t)
 	const rules = `
@@ -254,7 +261,8 @@ table ip mine { chain preraw { type filter hook prerouting priority -300; ip sad
 		t.Fatal(err)
 	}
 	found := w.check()
-	w.want(found, preflight.Yellow, "firewalls: ip wg-quick-wg0 preraw", "time out", "nft insert rule ip wg-quick-%i preraw iifname lo accept")
+	w.want(found, preflight.Yellow, "firewalls: ip wg-quick-wg0 preraw", "time out",
+		"nft insert rule ip wg-quick-%i preraw iifname lo accept")
 	for probe, f := range found {
 		if strings.HasPrefix(probe, "firewalls") && probe != "firewalls: ip wg-quick-wg0 preraw" {
 			t.Errorf("%+v", f)
@@ -262,8 +270,8 @@ table ip mine { chain preraw { type filter hook prerouting priority -300; ip sad
 	}
 }
 
-// TestMarkingChains: a chain of type nat is named that marks connections and may see the address of a Service. No other is: a
-// later one, one of the proxy's own table, one that sets packets' marks, or one of another type.
+// TestMarkingChains: a chain of type nat is named that marks connections and may see the address of a Service. No other
+// is: a later one, one of the proxy's own table, one that sets packets' marks, or one of another type.
 func TestMarkingChains(t *testing.T) {
 	w := newWorld(t)
 	if err := nftcmd.ForTest(t).Load(w.ns, `
@@ -291,11 +299,14 @@ table inet early { chain early { type nat hook prerouting priority -101; jump in
 		}
 	}
 	found := w.check()
-	w.want(found, preflight.Yellow, "marks: inet early early", "is called before nftproxy's: it then goes by the address of a Service")
-	w.want(found, preflight.Yellow, "marks: ip nat PREROUTING", "before nftproxy's if it was made later", "range of Service addresses", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS")
+	w.want(found, preflight.Yellow, "marks: inet early early", "is called before nftproxy's: it then goes by the "+
+		"address of a Service")
+	w.want(found, preflight.Yellow, "marks: ip nat PREROUTING", "before nftproxy's if it was made later",
+		"range of Service addresses", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS")
 	w.want(found, preflight.Yellow, "marks: ip6 nat (iptables-legacy) OUTPUT", "priority -100")
 	for probe, f := range found {
-		if strings.HasPrefix(probe, "marks") && !slices.Contains([]string{"marks: inet early early", "marks: ip nat PREROUTING", "marks: ip6 nat (iptables-legacy) OUTPUT"}, probe) {
+		if strings.HasPrefix(probe, "marks") && !slices.Contains([]string{"marks: inet early early",
+			"marks: ip nat PREROUTING", "marks: ip6 nat (iptables-legacy) OUTPUT"}, probe) {
 			t.Errorf("%+v", f)
 		}
 	}

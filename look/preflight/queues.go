@@ -12,8 +12,9 @@ import (
 	"nftproxy/look/basechain"
 )
 
-// queues looks for a program that waits for packets in a queue, such as a network policy engine, where no rule hands it any. A kernel can
-// have queues (nfnetlink_queue) and no rules of nftables for them (nft_queue): it refuses the engine's rules, and the engine runs on.
+// queues looks for a program that waits for packets in a queue, such as a network policy engine, where no rule hands it
+// any. A kernel can have queues (nfnetlink_queue) and no rules of nftables for them (nft_queue): it refuses the
+// engine's rules, and the engine runs on.
 func (o Options) queues(all baseChains) []Finding {
 	const probe = "queues"
 	text, err := os.ReadFile(filepath.Join(o.Proc, "thread-self/net/netfilter/nfnetlink_queue"))
@@ -40,8 +41,10 @@ func (o Options) queues(all baseChains) []Finding {
 	if slices.ContainsFunc(list, func(c basechain.Chain) bool { return c.Rules.Queues }) {
 		return []Finding{green(probe, waits+", and rules hand it packets")}
 	}
-	return []Finding{yellow(probe, waits+", and no rule hands it packets: a network policy engine that works so enforces nothing",
-		"read its log. If the kernel has refused its rules, it lacks nftables' queue (CONFIG_NFT_QUEUE): load the module nft_queue, or use another kernel, or rules for iptables' target NFQUEUE (docs/neighbours.md)")}
+	return []Finding{yellow(probe, waits+", and no rule hands it packets: a network policy engine that works so "+
+		"enforces nothing",
+		"read its log. If the kernel has refused its rules, it lacks nftables' queue (CONFIG_NFT_QUEUE): load the module "+
+			"nft_queue, or use another kernel, or rules for iptables' target NFQUEUE (docs/neighbours.md)")}
 }
 
 // shortList lists texts, of which it names eight.

@@ -12,7 +12,8 @@ import (
 	"nftproxy/test/lib/aptget"
 )
 
-// TestQueues: a program that waits for packets is named while no rule hands it any, whichever iptables has the rule. One that has ended is not.
+// TestQueues: a program that waits for packets is named while no rule hands it any, whichever iptables has the rule.
+// One that has ended is not.
 func TestQueues(t *testing.T) {
 	w := newWorld(t)
 	w.want(w.check(), preflight.Green, "queues")
@@ -49,7 +50,8 @@ func TestQueues(t *testing.T) {
 	w.want(w.check(), preflight.Green, "queues")
 }
 
-// waitInQueue does what a policy engine does: it asks for the packets of queue 0 (uapi/linux/netfilter/nfnetlink_queue.h).
+// waitInQueue does what a policy engine does: it asks for the packets of queue 0
+// (uapi/linux/netfilter/nfnetlink_queue.h).
 func waitInQueue(socket *nfnetlink.Socket) error {
 	const (
 		messageConfig    = 2 // NFQNL_MSG_CONFIG

@@ -10,9 +10,9 @@ import (
 	"nftproxy/node/hostaddr"
 )
 
-// routes tells whether processes of the node can connect to cluster IPs: connect() asks the routes for the address before any
-// rule sees a packet. Without ServiceCIDRs it asks for an address that only the default route has, of each family in which
-// the node has one of its own that is not for the link only.
+// routes tells whether processes of the node can connect to cluster IPs: connect() asks the routes for the address
+// before any rule sees a packet. Without ServiceCIDRs it asks for an address that only the default route has, of each
+// family in which the node has one of its own that is not for the link only.
 func (o Options) routes(ctx context.Context) []Finding {
 	const probe = "routes"
 	var found []Finding
@@ -30,7 +30,8 @@ func (o Options) routes(ctx context.Context) []Finding {
 			return []Finding{failed(probe, err)}
 		}
 		if has {
-			found = append(found, routeFinding(probe+": "+family.Name(), family.Example(), "addresses that are not on its networks",
+			found = append(found, routeFinding(probe+": "+family.Name(), family.Example(),
+				"addresses that are not on its networks",
 				"add a default route, or a route to the range of the Services: nftproxy check --service-cidr RANGE looks for that"))
 		}
 	}
@@ -44,7 +45,8 @@ func routeFinding(probe string, to netip.Addr, what, remedy string) Finding {
 	case err != nil:
 		return failed(probe, err)
 	case route.Refusal != "":
-		return yellow(probe, fmt.Sprintf("the node has %s to %s (%s): connect() of its own processes to a cluster IP fails before any rule sees a packet", route.Refusal, what, to), remedy)
+		return yellow(probe, fmt.Sprintf("the node has %s to %s (%s): connect() of its own processes to a cluster IP fails "+
+			"before any rule sees a packet", route.Refusal, what, to), remedy)
 	}
 	return green(probe, fmt.Sprintf("the node has a route to %s", what))
 }

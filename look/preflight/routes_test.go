@@ -14,8 +14,8 @@ import (
 	"nftproxy/look/preflight"
 )
 
-// TestRoutes: a node from which connect() to the service range fails is found, whatever refuses it, and nft explain says the
-// same of a packet of the node; a route to the range, by any interface, is enough.
+// TestRoutes: a node from which connect() to the service range fails is found, whatever refuses it, and nft explain
+// says the same of a packet of the node; a route to the range, by any interface, is enough.
 func TestRoutes(t *testing.T) {
 	dst := func(text string) *net.IPNet {
 		_, n, err := net.ParseCIDR(text)
@@ -34,14 +34,19 @@ func TestRoutes(t *testing.T) {
 		steps   []step
 		refusal string // of the service range; empty for none
 	}{
-		"nothing":            {nil, "no route"},
-		"a default route":    {[]step{{route: &netlink.Route{Gw: net.IPv4(192, 168, 9, 1)}}}, ""},
-		"a route to it":      {[]step{{route: &netlink.Route{Dst: dst("10.96.0.0/16")}}}, ""},
-		"unreachable":        {[]step{{route: &netlink.Route{Gw: net.IPv4(192, 168, 9, 1)}}, {route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_UNREACHABLE}}}, "a route of type unreachable"},
-		"prohibit":           {[]step{{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_PROHIBIT}}}, "a route of type prohibit"},
-		"blackhole":          {[]step{{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_BLACKHOLE}}}, "a route of type blackhole"},
-		"a rule of routing":  {[]step{{route: &netlink.Route{Gw: net.IPv4(192, 168, 9, 1)}}, {rule: policy}}, "a route of type prohibit"},
-		"a route in its way": {[]step{{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_BLACKHOLE}}, {route: &netlink.Route{Dst: dst("10.96.0.0/16")}}}, ""},
+		"nothing":         {nil, "no route"},
+		"a default route": {[]step{{route: &netlink.Route{Gw: net.IPv4(192, 168, 9, 1)}}}, ""},
+		"a route to it":   {[]step{{route: &netlink.Route{Dst: dst("10.96.0.0/16")}}}, ""},
+		"unreachable": {[]step{{route: &netlink.Route{Gw: net.IPv4(192, 168, 9, 1)}},
+			{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_UNREACHABLE}}}, "a route of type unreachable"},
+		"prohibit": {[]step{{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_PROHIBIT}}},
+			"a route of type prohibit"},
+		"blackhole": {[]step{{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_BLACKHOLE}}},
+			"a route of type blackhole"},
+		"a rule of routing": {[]step{{route: &netlink.Route{Gw: net.IPv4(192, 168, 9, 1)}}, {rule: policy}},
+			"a route of type prohibit"},
+		"a route in its way": {[]step{{route: &netlink.Route{Dst: dst("10.0.0.0/8"), Type: unix.RTN_BLACKHOLE}},
+			{route: &netlink.Route{Dst: dst("10.96.0.0/16")}}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -75,7 +80,8 @@ func TestRoutes(t *testing.T) {
 					level, word = preflight.Yellow, "has "+c.refusal+" to the service range 10.96.0.0/16"
 				}
 				found := map[string]preflight.Finding{}
-				for _, f := range preflight.Run(t.Context(), preflight.Options{Table: "nftproxy", Proc: preflight.DefaultProc, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}) {
+				for _, f := range preflight.Run(t.Context(), preflight.Options{Table: "nftproxy", Proc: preflight.DefaultProc,
+					ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}) {
 					found[f.Probe] = f
 				}
 				w.want(found, level, "routes: 10.96.0.0/16", word)
@@ -95,7 +101,8 @@ func explains(t *testing.T, refusal string) error {
 		return err
 	}
 	defer n.Close()
-	q, err := n.Ask(explain.Origin{Node: true}, explain.Destination{To: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: unix.IPPROTO_TCP})
+	q, err := n.Ask(explain.Origin{Node: true}, explain.Destination{To: netip.MustParseAddrPort("10.96.0.10:80"),
+		Protocol: unix.IPPROTO_TCP})
 	if err != nil {
 		return err
 	}
@@ -104,7 +111,9 @@ func explains(t *testing.T, refusal string) error {
 		return err
 	}
 	text := e.Text(false)
-	if refused := strings.Contains(text, "connect() fails in a process of the node before any rule sees a packet"); refused != (refusal != "") || !strings.Contains(text, refusal) {
+	if refused := strings.Contains(text,
+		"connect() fails in a process of the node before any rule sees a packet"); refused != (refusal != "") ||
+		!strings.Contains(text, refusal) {
 		t.Errorf("explain, with %q:\n%s", refusal, text)
 	}
 	return nil

@@ -17,14 +17,16 @@ func lacksOf(v apiversion.Info) (lacks []string) {
 		lacks = append(lacks, "it cannot leave out headless Services, so that nftproxy gets them too (before 1.31)")
 	}
 	if n < 33 {
-		lacks = append(lacks, "it has no ServiceCIDRs, unless they are turned on, so that addresses of no Service are not dropped (before 1.33)")
+		lacks = append(lacks, "it has no ServiceCIDRs, unless they are turned on, so that addresses of no Service are not "+
+			"dropped (before 1.33)")
 	}
 	return lacks
 }
 
 // Server asks the API server for its version, and says what that one lacks.
 func Server(ctx context.Context, from watch.Source) Finding {
-	f := Finding{Probe: "API server", Level: Red, Do: "give the kubeconfig that run has; its address has to work without a service proxy"}
+	f := Finding{Probe: "API server", Level: Red, Do: "give the kubeconfig that run has; its address has to work " +
+		"without a service proxy"}
 	source, err := from.Connect()
 	if err != nil {
 		f.Found = err.Error()
@@ -44,7 +46,8 @@ func findingOf(v apiversion.Info) Finding {
 		f.Found += ": " + strings.Join(lacks, "; ")
 	}
 	if outside := watch.OutsideRange(v); outside != "" {
-		f.Level, f.Found, f.Do = Yellow, outside, fmt.Sprintf("upgrade the control plane to Kubernetes 1.%d or later", watch.OldestServer)
+		f.Level, f.Found, f.Do = Yellow, outside, fmt.Sprintf("upgrade the control plane to Kubernetes 1.%d or later",
+			watch.OldestServer)
 	}
 	return f
 }

@@ -18,7 +18,8 @@ type setting struct {
 
 func settings() []setting {
 	return []setting{
-		{"net.ipv4.conf.all.route_localnet", "1", Yellow, "other hosts on the LAN can reach servers on 127.0.0.1 of this node (kube-proxy's iptables mode sets this)",
+		{"net.ipv4.conf.all.route_localnet", "1", Yellow, "other hosts on the LAN can reach servers on 127.0.0.1 of this " +
+			"node (kube-proxy's iptables mode sets this)",
 			"once kube-proxy is gone: sysctl -w net.ipv4.conf.all.route_localnet=0"},
 	}
 }

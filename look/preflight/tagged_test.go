@@ -9,8 +9,8 @@ import (
 	"nftproxy/node/forwarding"
 )
 
-// TestTaggedPackets: a bridge is named that sends pods packets with a VLAN's tag which rules do not see. The settings are made up:
-// a kernel may lack VLANs of bridges (CONFIG_BRIDGE_VLAN_FILTERING).
+// TestTaggedPackets: a bridge is named that sends pods packets with a VLAN's tag which rules do not see. The settings
+// are made up: a kernel may lack VLANs of bridges (CONFIG_BRIDGE_VLAN_FILTERING).
 func TestTaggedPackets(t *testing.T) {
 	none := func() ([]*nft.Contents, error) { return nil, nil }
 	both := ip.PerFamily[bool]{true, true}
@@ -34,7 +34,8 @@ func TestTaggedPackets(t *testing.T) {
 			Bridged: &forwarding.Bridged{Calls: c.calls, VLAN: c.vlan},
 		}
 		for _, f := range bridged(s, none) {
-			if f.Probe == "sysctl: net.bridge.bridge-nf-filter-vlan-tagged" && (f.Level != c.want || !strings.Contains(f.Found, c.says)) {
+			if f.Probe == "sysctl: net.bridge.bridge-nf-filter-vlan-tagged" &&
+				(f.Level != c.want || !strings.Contains(f.Found, c.says)) {
 				t.Errorf("%s: %+v, want %s and %q", name, f, c.want, c.says)
 			}
 		}

@@ -12,8 +12,8 @@ import (
 // kernel reports each step at once, and does not say which one was the last.
 const QuietPeriod = 100 * time.Millisecond
 
-// QueuePeriod takes its place where the last event handed the packet to another program, such as a network policy engine:
-// what that program gives back goes on.
+// QueuePeriod takes its place where the last event handed the packet to another program, such as a network policy
+// engine: what that program gives back goes on.
 const QueuePeriod = 3 * time.Second
 
 // overtakers is how many events of other packets are read after a packet's last event before

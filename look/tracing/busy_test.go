@@ -37,7 +37,8 @@ func (f *flood) StopMarking() error { return nil }
 func TestFlood(t *testing.T) {
 	others := func(number uint32) (livetrace.Event, error) {
 		if number%2 == 0 { // such a packet passes the marking chain, too
-			return step(1000+number, mark, "prerouting", livetrace.ByRule, 0, "continue", headers("10.244.0.9:9", "10.244.1.9:9", 1, 0)), nil
+			return step(1000+number, mark, "prerouting", livetrace.ByRule, 0, "continue", headers("10.244.0.9:9", "10.244.1.9:9",
+				1, 0)), nil
 		}
 		return step(1000+number, "filter", "FORWARD", livetrace.ByPolicy, 0, "accept", nil), nil
 	}
@@ -74,17 +75,18 @@ func TestFlood(t *testing.T) {
 				}
 				got, lost, start := "", 0, time.Now()
 				since := func() float64 { return time.Since(start).Round(100 * time.Millisecond).Seconds() }
-				err := tracing.Run(ctx, &flood{packet: c.packet, more: c.more}, tracing.NewAssembler(mark, tcp, c.limit, names()), period, tracing.Output{
-					Packet: func(p *tracing.Packet) error {
-						got += fmt.Sprintf("%d steps after %vs", len(p.Steps), since())
-						if p.Incomplete {
-							got += ", incomplete"
-						}
-						got += "; "
-						return nil
-					},
-					Lost: func() { lost++ },
-				})
+				err := tracing.Run(ctx, &flood{packet: c.packet, more: c.more}, tracing.NewAssembler(mark, tcp, c.limit, names()),
+					period, tracing.Output{
+						Packet: func(p *tracing.Packet) error {
+							got += fmt.Sprintf("%d steps after %vs", len(p.Steps), since())
+							if p.Incomplete {
+								got += ", incomplete"
+							}
+							got += "; "
+							return nil
+						},
+						Lost: func() { lost++ },
+					})
 				got += fmt.Sprintf("%vs, lost %d", since(), lost)
 				if err != nil || got != c.want {
 					t.Errorf("%s, %v, want %s", got, err, c.want)

@@ -74,7 +74,8 @@ type Step struct {
 	Rule string `json:"rule"`
 	// By says what decided: a rule, the end of a chain, or a base chain's policy.
 	By string `json:"by"`
-	// Verdict is what follows; at the end of a chain it is "continue". Others are "accept", "drop", "continue", "return", "goto CHAIN", "jump CHAIN".
+	// Verdict is what follows; at the end of a chain it is "continue". Others are "accept", "drop", "continue", "return",
+	// "goto CHAIN", "jump CHAIN".
 	Verdict string `json:"verdict"`
 	// Mark is the packet's mark after the step.
 	Mark uint32 `json:"mark"`
@@ -114,7 +115,8 @@ func (p *Packet) add(e livetrace.Event, names Names) {
 			return // its policy follows
 		}
 	}
-	s := Step{Hook: p.hook, Family: nft.FamilyText(e.Family), Table: e.Table, Chain: e.Chain, Handle: e.Handle, Verdict: e.Verdict, Mark: e.Mark}
+	s := Step{Hook: p.hook, Family: nft.FamilyText(e.Family), Table: e.Table, Chain: e.Chain, Handle: e.Handle,
+		Verdict: e.Verdict, Mark: e.Mark}
 	var rule nft.Rule
 	switch {
 	case e.Kind == livetrace.ByPolicy:

@@ -28,7 +28,8 @@ func (p *Packet) WriteText(w io.Writer, printable func(string) string) error {
 	const padding = 2
 	t := tabwriter.NewWriter(w, 0, 0, padding, ' ', 0)
 	for _, s := range p.Steps {
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", printable(cmp.Or(s.Hook, "-")), printable(s.Family+" "+s.Table), printable(s.Chain), printable(s.text()))
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", printable(cmp.Or(s.Hook, "-")), printable(s.Family+" "+s.Table),
+			printable(s.Chain), printable(s.text()))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -160,10 +160,12 @@ func (e *Entry) String() string {
 // NoteFlows names connections of the flow that the rules did not see, since they are older.
 func (t *Trace) NoteFlows(notes io.Writer, flow livetrace.Flow) error {
 	const most = 10
-	filter := conntrack.Filter{Protocol: service.Protocol(flow.Protocol), Dst: flow.Destination.Addr(), Port: flow.Destination.Port()}
+	filter := conntrack.Filter{Protocol: service.Protocol(flow.Protocol), Dst: flow.Destination.Addr(),
+		Port: flow.Destination.Port()}
 	n := 0
 	err := t.flows.Flows(context.Background(), filter, func(f conntrack.Flow) error {
-		if source := flow.Source; source.Addr().IsValid() && (source.Addr() != f.Original.Src.Addr() || source.Port() != 0 && source != f.Original.Src) {
+		if source := flow.Source; source.Addr().IsValid() && (source.Addr() != f.Original.Src.Addr() || source.Port() != 0 &&
+			source != f.Original.Src) {
 			return nil
 		}
 		if n++; n > most {

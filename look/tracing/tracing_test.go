@@ -48,7 +48,8 @@ func names() tracing.Names {
 			return rules[handle]
 		},
 		Hook: func(_ uint8, _, chain string) string {
-			return map[string]string{"prerouting": "prerouting", "postrouting": "postrouting", "output": "output", "FORWARD": "forward"}[chain]
+			return map[string]string{"prerouting": "prerouting", "postrouting": "postrouting", "output": "output",
+				"FORWARD": "forward"}[chain]
 		},
 		Interface: func(index uint32) string { return fmt.Sprintf("eth%d", index) },
 		Service: func(_ uint8, _, destination netip.AddrPort) (service, port string) {
@@ -61,12 +62,15 @@ func names() tracing.Names {
 }
 
 func headers(source, destination string, in, out uint32) *livetrace.Packet {
-	return &livetrace.Packet{Source: netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort(destination), Input: in, Output: out}
+	return &livetrace.Packet{Source: netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort(destination),
+		Input: in, Output: out}
 }
 
 // step is an event of the packet with a number.
-func step(id uint32, table, chain string, kind livetrace.EventKind, handle uint64, verdict string, p *livetrace.Packet) livetrace.Event {
-	return livetrace.Event{ID: id, Family: 2, Table: table, Chain: chain, Kind: kind, Handle: handle, Verdict: verdict, Packet: p}
+func step(id uint32, table, chain string, kind livetrace.EventKind, handle uint64, verdict string,
+	p *livetrace.Packet) livetrace.Event {
+	return livetrace.Event{ID: id, Family: 2, Table: table, Chain: chain, Kind: kind, Handle: handle, Verdict: verdict,
+		Packet: p}
 }
 
 func begin(id uint32, p *livetrace.Packet) livetrace.Event {
@@ -184,8 +188,10 @@ func TestLooped(t *testing.T) {
 	sent := headers("192.0.2.7:4010", clusterIP, 0, 1)
 	a.Add(begin(1, sent), now)
 	a.Add(step(1, "nftproxy", "output", livetrace.ByRule, 6, "accept", sent), now)
-	a.Add(step(1, "nftproxy", "postrouting", livetrace.ByPolicy, 0, "accept", headers("192.0.2.7:4010", "192.0.2.7:8080", 0, 1)), now)
-	a.Add(step(9, "other", "prerouting", livetrace.ByPolicy, 0, "accept", headers("192.0.2.7:4010", "192.0.2.7:8080", 1, 0)), now)
+	a.Add(step(1, "nftproxy", "postrouting", livetrace.ByPolicy, 0, "accept", headers("192.0.2.7:4010", "192.0.2.7:8080",
+		0, 1)), now)
+	a.Add(step(9, "other", "prerouting", livetrace.ByPolicy, 0, "accept", headers("192.0.2.7:4010", "192.0.2.7:8080", 1,
+		0)), now)
 	a.Add(step(9, "other", "input", livetrace.ByPolicy, 0, "drop", nil), now)
 	p := a.Ended(now.Add(time.Second))[0]
 	if len(p.Steps) != 4 || p.Fate != tracing.Dropped {
@@ -193,8 +199,8 @@ func TestLooped(t *testing.T) {
 	}
 }
 
-// TestQueued: a packet that a queue gave back ends where it ends, and one that it keeps is said to be handed over. It is
-// waited for.
+// TestQueued: a packet that a queue gave back ends where it ends, and one that it keeps is said to be handed over. It
+// is waited for.
 func TestQueued(t *testing.T) {
 	for _, test := range []struct {
 		what string
@@ -202,8 +208,10 @@ func TestQueued(t *testing.T) {
 		fate tracing.Fate
 	}{
 		{"kept", nil, tracing.Other},
-		{"given back", &livetrace.Event{ID: 1, Family: 2, Table: "nftproxy", Chain: "postrouting", Kind: livetrace.ByPolicy, Verdict: "accept"}, tracing.Passed},
-		{"given back, and dropped", &livetrace.Event{ID: 1, Family: 2, Table: "filter", Chain: "FORWARD", Kind: livetrace.ByPolicy, Verdict: "drop"}, tracing.Dropped},
+		{"given back", &livetrace.Event{ID: 1, Family: 2, Table: "nftproxy", Chain: "postrouting", Kind: livetrace.ByPolicy,
+			Verdict: "accept"}, tracing.Passed},
+		{"given back, and dropped", &livetrace.Event{ID: 1, Family: 2, Table: "filter", Chain: "FORWARD",
+			Kind: livetrace.ByPolicy, Verdict: "drop"}, tracing.Dropped},
 	} {
 		a := tracing.NewAssembler(mark, tcp, 1, names())
 		now := time.Now()
@@ -269,11 +277,12 @@ func TestRun(t *testing.T) {
 		events []livetrace.Event
 		want   string
 	}{
-		"full":              {1, false, way(1), "1 in 0.1s, lost 0"},
-		"time is over":      {5, false, append(way(1), way(2)...), "2 in 60s, lost 0"},
-		"nothing came":      {5, false, nil, "0 in 60s, lost 0"},
-		"interrupted":       {5, true, way(1), "1 in 0.1s, lost 0"},
-		"events were lost":  {1, false, append([]livetrace.Event{way(1)[0], {Table: "lost"}}, way(1)[2:]...), "1 in 0.1s, lost 1, incomplete"},
+		"full":         {1, false, way(1), "1 in 0.1s, lost 0"},
+		"time is over": {5, false, append(way(1), way(2)...), "2 in 60s, lost 0"},
+		"nothing came": {5, false, nil, "0 in 60s, lost 0"},
+		"interrupted":  {5, true, way(1), "1 in 0.1s, lost 0"},
+		"events were lost": {1, false, append([]livetrace.Event{way(1)[0], {Table: "lost"}}, way(1)[2:]...),
+			"1 in 0.1s, lost 1, incomplete"},
 		"lost before it":    {1, false, append([]livetrace.Event{{Table: "lost"}}, way(1)...), "1 in 0.1s, lost 1"},
 		"a later packet is": {1, false, append(way(1), way(2)...), "1 in 0.1s, lost 0"},
 	} {
@@ -299,7 +308,8 @@ func TestRun(t *testing.T) {
 					},
 					Lost: func() { lost++ },
 				})
-				got := fmt.Sprintf("%d in %vs, lost %d%s", shown, time.Since(start).Round(10*time.Millisecond).Seconds(), lost, incomplete)
+				got := fmt.Sprintf("%d in %vs, lost %d%s", shown, time.Since(start).Round(10*time.Millisecond).Seconds(), lost,
+					incomplete)
 				if err != nil || got != c.want || f.stopped == 0 {
 					t.Errorf("%s, %v, want %s; marking was stopped %d times", got, err, c.want, f.stopped)
 				}
@@ -342,7 +352,8 @@ func (s *slow) Receive(ctx context.Context, deadline time.Time) (livetrace.Event
 func TestRunFails(t *testing.T) {
 	closed := &fake{events: make(chan livetrace.Event)}
 	close(closed.events)
-	if err := tracing.Run(t.Context(), closed, tracing.NewAssembler(mark, tcp, 1, names()), time.Hour, tracing.Output{}); !errors.Is(err, errClosed) {
+	if err := tracing.Run(t.Context(), closed, tracing.NewAssembler(mark, tcp, 1, names()), time.Hour,
+		tracing.Output{}); !errors.Is(err, errClosed) {
 		t.Errorf("of the source: %v", err)
 	}
 	full := &fake{events: make(chan livetrace.Event, 100)}

@@ -93,7 +93,8 @@ func (r *Reader) readPort(port Port, before *endpointMeters) (map[netip.AddrPort
 }
 
 // addCount adds one element's counter to the meter of its endpoint.
-func (r *Reader) addCount(meters map[netip.AddrPort]*meter, before *endpointMeters, port Port, c ruleset.CounterPlace, set string, n kernel.Count) {
+func (r *Reader) addCount(meters map[netip.AddrPort]*meter, before *endpointMeters, port Port, c ruleset.CounterPlace,
+	set string, n kernel.Count) {
 	at := endpointPlace{place{c.Family, set, n.Key}, c.Endpoint(n.Key, n.Data)}
 	m := meters[at.endpoint]
 	if m == nil {

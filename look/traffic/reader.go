@@ -1,8 +1,8 @@
-// Package traffic counts how many new connections each Service port and endpoint gets, as totals and as rates; and how many
-// first packets the rules refuse or drop, by cause and by Service, at a cost that no flood of such packets raises. The kernel
-// counts: connections in the elements of the tables (ruleset.Config.Counters), refusals in a chain for each cause and an
-// element for each frontend that refuses or drops. The package reads these counters and adds them up over the
-// time in which elements come and go.
+// Package traffic counts how many new connections each Service port and endpoint gets, as totals and as rates; and how
+// many first packets the rules refuse or drop, by cause and by Service, at a cost that no flood of such packets raises.
+// The kernel counts: connections in the elements of the tables (ruleset.Config.Counters), refusals in a chain for each
+// cause and an element for each frontend that refuses or drops. The package reads these counters and adds them up over
+// the time in which elements come and go.
 //
 // An element that is replaced begins again at 0. A Service's element is replaced when the number of
 // its endpoints changes; connections between the last read and that moment are not counted.
@@ -117,7 +117,8 @@ func NewReader(k Kernel, table string, clock func() time.Time) *Reader {
 	return &Reader{
 		kernel: k, clock: clock,
 		declared: ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}}),
-		places:   map[place]*placed{}, ports: map[Port]*meter{}, services: map[service.Name][]place{}, ranged: map[service.Name]bool{},
+		places:   map[place]*placed{}, ports: map[Port]*meter{}, services: map[service.Name][]place{},
+		ranged: map[service.Name]bool{},
 	}
 }
 
@@ -154,7 +155,8 @@ func (r *Reader) Follow(s service.Snapshot) {
 
 // addService adds the places of a Service. old has what the places counted before, and lost the
 // ports that have none any more.
-func (r *Reader) addService(svc *service.Service, conflicts *service.Conflicts, old map[place]*placed, lost map[Port]bool) {
+func (r *Reader) addService(svc *service.Service, conflicts *service.Conflicts, old map[place]*placed,
+	lost map[Port]bool) {
 	for i := range svc.Ports {
 		p := portOf(svc, &svc.Ports[i])
 		for _, c := range ruleset.CounterPlaces(svc, &svc.Ports[i]) {

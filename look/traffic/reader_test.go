@@ -68,23 +68,28 @@ func (k *tables) connect(t *testing.T, to string, random uint32, times uint64) {
 	t.Helper()
 	p := nft.Packet{Protocol: 6, Src: netip.MustParseAddrPort("192.0.2.1:1000"), Dst: netip.MustParseAddrPort(to)}
 	node := netip.MustParseAddr("192.168.0.2")
-	r := k.model.Trace(p, nft.Host{Local: func(a netip.Addr) bool { return a == node }, Random: func(n uint32) uint32 { return random % n }})
+	r := k.model.Trace(p, nft.Host{Local: func(a netip.Addr) bool { return a == node }, Random: func(n uint32) uint32 {
+		return random % n
+	}})
 	if r.Fate != nft.DNATed {
 		t.Fatalf("%s: %s", p, r)
 	}
 	byAddress := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, p.Dst.Addr()), 6), p.Dst.Port())
 	byPort := nft.AppendPort(nft.AppendProto(nil, 6), p.Dst.Port())
 	count := func(set string, key nft.Value) {
-		if s := k.model.Table(nft.TableID{Family: nft.IPv4, Name: "t"}).Sets[set]; s.Set.Counter && s.Elements[key].Set != "" {
+		if s := k.model.Table(nft.TableID{Family: nft.IPv4, Name: "t"}).Sets[set]; s.Set.Counter &&
+			s.Elements[key].Set != "" {
 			k.counts[fmt.Sprint(nft.IPv4, set, key)] += times
 		}
 	}
-	if count("services", nft.Value(byAddress)); k.model.Table(nft.TableID{Family: nft.IPv4, Name: "t"}).Sets["range-services"] != nil && p.Dst.Port() == r.To.Port() {
+	if count("services", nft.Value(byAddress)); k.model.Table(nft.TableID{Family: nft.IPv4,
+		Name: "t"}).Sets["range-services"] != nil && p.Dst.Port() == r.To.Port() {
 		count("range-services", nft.Value(byAddress[:len(byAddress)-4]))
 	}
 	count("node-ports", nft.Value(byPort))
 	to4 := nft.AppendPort(nft.AppendAddr(nil, r.To.Addr()), r.To.Port())
-	for set, key := range map[string][]byte{"endpoints": byAddress, "local-endpoints": byAddress, "node-port-endpoints": byPort} {
+	for set, key := range map[string][]byte{"endpoints": byAddress, "local-endpoints": byAddress,
+		"node-port-endpoints": byPort} {
 		for i := range 9 {
 			key := nft.Value(key).WithIndex(i)
 			if e := k.model.Table(nft.TableID{Family: nft.IPv4, Name: "t"}).Sets[set].Elements[key]; e.Data == nft.Value(to4) {
@@ -218,7 +223,8 @@ func TestRatesWithAffinity(t *testing.T) {
 func TestRangesAreCounted(t *testing.T) {
 	k := newTables()
 	r := traffic.NewReader(k, "t", k.clock)
-	ranged, plain := svc("a/voice", "10.0.0.1", port(80, 0, "10.1.0.1:1")), svc("a/voice", "10.0.0.1", port(80, 0, "10.1.0.1:1"))
+	ranged, plain := svc("a/voice", "10.0.0.1", port(80, 0, "10.1.0.1:1")),
+		svc("a/voice", "10.0.0.1", port(80, 0, "10.1.0.1:1"))
 	ranged.Options.PortRanges = "7000-8000/TCP"
 	ranged.SetRangePorts()
 	for _, c := range []struct {

@@ -99,7 +99,8 @@ type family struct {
 }
 
 func newFamily() family {
-	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
+	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{},
+		last: map[place]uint64{}}
 }
 
 // element is where an element is, and the cause that it counts.

@@ -31,7 +31,8 @@ type counters struct {
 }
 
 func newCounters() *counters {
-	return &counters{chains: map[string]uint64{}, elements: map[string]uint64{}, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	return &counters{chains: map[string]uint64{}, elements: map[string]uint64{}, now: time.Date(2026, 1, 1, 0, 0, 0, 0,
+		time.UTC)}
 }
 
 func (c *counters) clock() time.Time { return c.now }
@@ -124,8 +125,10 @@ func TestTotals(t *testing.T) {
 	k.chains["ip unknown-port"] = 1
 	l = look()
 	causes := ip.PerFamily[map[ruleset.Cause]uint64]{
-		{ruleset.NoEndpoints: 19, ruleset.UnknownPort: 5, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 0, ruleset.TooManyPings: 0},
-		{ruleset.NoEndpoints: 0, ruleset.UnknownPort: 0, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 6, ruleset.TooManyPings: 0},
+		{ruleset.NoEndpoints: 19, ruleset.UnknownPort: 5, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0,
+			ruleset.UnallocatedAddress: 0, ruleset.TooManyPings: 0},
+		{ruleset.NoEndpoints: 0, ruleset.UnknownPort: 0, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0,
+			ruleset.UnallocatedAddress: 6, ruleset.TooManyPings: 0},
 	}
 	if diff := cmp.Diff(causes, l.Causes); diff != "" {
 		t.Errorf("causes (-want +got):\n%s", diff)
@@ -226,10 +229,12 @@ func TestPersistent(t *testing.T) {
 // counted, but reported to nobody. Drops at the cluster IP of internalTrafficPolicy Local are.
 func TestPromisedDrops(t *testing.T) {
 	b := service.NewBuilder(service.Node{Name: "node"})
-	elsewhere := service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:80"), Node: "other", Ready: true, Serving: true}})
+	elsewhere := service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:80"), Node: "other",
+		Ready: true, Serving: true}})
 	b.Set(&service.Service{
-		Name: "ns/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		InternalPolicy: service.Local, ExternalPolicy: service.Local,
+		Name: "ns/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		InternalPolicy:  service.Local, ExternalPolicy: service.Local,
 		Ports: []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: elsewhere}},
 	})
 	p := ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot())
@@ -245,7 +250,8 @@ func TestPromisedDrops(t *testing.T) {
 		}
 		elements[what] = e.Set + string(e.Key)
 	}
-	for what, reported := range map[string]bool{"10.0.0.1": true, "192.0.2.1": false, "node-port-no-local-endpoints": false} {
+	for what, reported := range map[string]bool{"10.0.0.1": true, "192.0.2.1": false,
+		"node-port-no-local-endpoints": false} {
 		if elements[what] == "" {
 			t.Fatalf("nothing counts %s: %q", what, elements)
 		}

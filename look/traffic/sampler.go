@@ -103,9 +103,11 @@ func (s *Sampler) ReadTables() error {
 		return err
 	}
 	if tables.Table(s.want.IPv4.ID()) == nil && tables.Table(s.want.IPv6.ID()) == nil {
-		return fmt.Errorf("no table %s in this network namespace: start nftproxy run, or name its tables with --nftproxy-table", s.sample.Table)
+		return fmt.Errorf("no table %s in this network namespace: start nftproxy run, or name its tables with "+
+			"--nftproxy-table", s.sample.Table)
 	}
-	snapshot, config := ruleset.ReadBack(tables, s.sample.Table, &service.Node{Name: "-"}), ruleset.ReadBackConfig(tables, s.sample.Table)
+	snapshot, config := ruleset.ReadBack(tables, s.sample.Table, &service.Node{Name: "-"}), ruleset.ReadBackConfig(tables,
+		s.sample.Table)
 	s.reader.Follow(snapshot)
 	// The same elements come of the snapshot, so this is the program in force.
 	s.refused.Follow(ruleset.Compile(config, snapshot))
@@ -170,7 +172,8 @@ func (s *Sampler) addRefusals(v *View, now *Refusals) {
 	}
 	for _, r := range now.Services {
 		if len(v.Refused) < s.sample.Rows && s.sample.Selects(r.Name) {
-			v.Refused = append(v.Refused, RefusedRow{string(r.Name), string(r.Cause), r.Total, rate(r.Total - totals[r.Subject])})
+			v.Refused = append(v.Refused, RefusedRow{string(r.Name), string(r.Cause), r.Total,
+				rate(r.Total - totals[r.Subject])})
 		}
 	}
 }

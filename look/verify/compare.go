@@ -125,7 +125,8 @@ func (c *comparison) compareElements(set *nft.Set, gone, added []nft.OwnedElemen
 		case !found:
 			c.add(difference{service: c.serviceOf(e), kind: Element, name: set.Name, is: Missing, set: set, want: e.Element})
 		case have.Element != e.Element:
-			c.add(difference{service: c.serviceOf(e), kind: Element, name: set.Name, is: Changed, set: set, want: e.Element, have: have.Element})
+			c.add(difference{service: c.serviceOf(e), kind: Element, name: set.Name, is: Changed, set: set, want: e.Element,
+				have: have.Element})
 		}
 	}
 	for _, e := range left {
@@ -167,7 +168,8 @@ func (c *comparison) compareDeclarations() {
 	}
 	for name, timeout := range c.want.Timeouts.All() {
 		if have, there := c.have.Timeouts[name]; there && have != timeout {
-			c.add(difference{kind: Timeout, name: name, is: Changed, wantText: timeoutText(timeout, c.family), haveText: timeoutText(have, c.family)})
+			c.add(difference{kind: Timeout, name: name, is: Changed, wantText: timeoutText(timeout, c.family),
+				haveText: timeoutText(have, c.family)})
 		}
 	}
 	for name, chain := range c.want.Chains.All() {
@@ -177,7 +179,8 @@ func (c *comparison) compareDeclarations() {
 	}
 	c.add(difference{
 		kind: Table, name: c.want.Name, is: Changed, wantText: "table " + c.want.Name,
-		haveText: fmt.Sprintf("table %s: nftproxy has to make it again, so its rules and elements are not compared", c.want.Name),
+		haveText: fmt.Sprintf("table %s: nftproxy has to make it again, so its rules and elements are not compared",
+			c.want.Name),
 	})
 }
 
@@ -213,7 +216,8 @@ func (c *comparison) declaration(op nft.AddSet) string {
 // timeoutText is the text of an object of time-outs without "add" and the table.
 func timeoutText(t nft.Timeout, f nft.Family) string {
 	table := nft.TableID{Family: f, Name: "-"}
-	return strings.TrimSpace(strings.Replace(strings.TrimPrefix(nft.AddTimeout{Table: table, Timeout: t}.Text(), "add "), table.String()+" ", "", 1))
+	return strings.TrimSpace(strings.Replace(strings.TrimPrefix(nft.AddTimeout{Table: table, Timeout: t}.Text(), "add "),
+		table.String()+" ", "", 1))
 }
 
 func hookText(chain *nft.Chain) string {
@@ -263,5 +267,7 @@ func (c *comparison) addIdle() {
 
 // differs says whether the rules of a chain are among the differences.
 func (c *comparison) differs(chain string) bool {
-	return slices.ContainsFunc(c.result.list, func(d difference) bool { return d.family == c.family && d.kind == Rule && d.name == chain })
+	return slices.ContainsFunc(c.result.list, func(d difference) bool {
+		return d.family == c.family && d.kind == Rule && d.name == chain
+	})
 }

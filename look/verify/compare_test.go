@@ -109,10 +109,11 @@ func program(t *testing.T, text string) *nft.Program {
 	}}, s)
 }
 
-// TestRows: where the endpoint of a slot matters, because clients are hashed to it, another order of the slots is a difference,
-// and where only their number matters, another number is.
+// TestRows: where the endpoint of a slot matters, because clients are hashed to it, another order of the slots is a
+// difference, and where only their number matters, another number is.
 func TestRows(t *testing.T) {
-	const endpoints = "    endpoint 10.244.2.9:8080 node-2 ready serving%s\n    endpoint 10.244.2.10:8080 node-2 ready serving\n"
+	const endpoints = "    endpoint 10.244.2.9:8080 node-2 ready serving%s\n    endpoint 10.244.2.10:8080 node-2 ready " +
+		"serving\n"
 	of := func(option, weight string) *nft.Program {
 		return program(t, strings.NewReplacer("  cluster-ip 10.96.0.20\n", "  cluster-ip 10.96.0.20\n"+option,
 			"    endpoint 10.244.2.9:8080 node-2 ready serving\n", fmt.Sprintf(endpoints, weight)).Replace(world))
@@ -127,7 +128,9 @@ func TestRows(t *testing.T) {
 		"hashed, two slots change places":   {hashed, func(s []*nft.Element) { swap(s) }, 2},
 		"hashed, as it is":                  {hashed, func([]*nft.Element) {}, 0},
 		"weighted, two slots change places": {weighted, func(s []*nft.Element) { swap(s) }, 0},
-		"weighted, a slot is another's":     {weighted, func(s []*nft.Element) { s[slices.IndexFunc(s, differs(s))].Data = s[0].Data }, 1},
+		"weighted, a slot is another's": {weighted, func(s []*nft.Element) {
+			s[slices.IndexFunc(s, differs(s))].Data = s[0].Data
+		}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			have := c.program.Model()
@@ -191,14 +194,16 @@ func TestText(t *testing.T) {
 			*m = *program(t, strings.ReplaceAll(world, "shop/cart", "shop/other")).Model()
 		}},
 		{"endpoints are others", func(m *nft.Model) {
-			*m = *program(t, strings.ReplaceAll(strings.ReplaceAll(world, "10.244.1.6:53", "10.244.1.7:53"), "10.244.2.9:8080", "10.244.2.9:8081")).Model()
+			*m = *program(t, strings.ReplaceAll(strings.ReplaceAll(world, "10.244.1.6:53", "10.244.1.7:53"), "10.244.2.9:8080",
+				"10.244.2.9:8081")).Model()
 		}},
 		{"another endpoint", func(m *nft.Model) {
 			*m = *program(t, world+"    endpoint 10.244.2.10:8080 node-2 ready serving\n").Model()
 		}},
 		{"rules are others", func(m *nft.Model) {
 			c := *chain(m, "dispatch")
-			c.Rules = slices.Concat([]nft.Rule{{nft.Verdict{Code: nft.Accept}}, {nft.MatchProto{Protocol: 6}, nft.Unknown{}}}, c.Rules[1:])
+			c.Rules = slices.Concat([]nft.Rule{{nft.Verdict{Code: nft.Accept}}, {nft.MatchProto{Protocol: 6}, nft.Unknown{}}},
+				c.Rules[1:])
 			m.Table(ip).Chains["dispatch"] = &c
 			delete(m.Table(ip).Chains, "input")
 		}},
@@ -235,23 +240,28 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestTimeouts: an object of time-outs that is missing, or has other values, is a difference. One that nobody asks for any more is none.
+// TestTimeouts: an object of time-outs that is missing, or has other values, is a difference. One that nobody asks for
+// any more is none.
 func TestTimeouts(t *testing.T) {
-	want := program(t, strings.Replace(world, "  cluster-ip 10.96.0.20\n", "  cluster-ip 10.96.0.20\n  option tcp-established-timeout 2h\n", 1))
+	want := program(t, strings.Replace(world, "  cluster-ip 10.96.0.20\n", "  cluster-ip 10.96.0.20\n  option "+
+		"tcp-established-timeout 2h\n", 1))
 	in := want.IPv4.ID()
-	if r := verify.Compare(program(t, world), want.Model()).Report(everything); strings.Contains(text(t, r), "ct timeout") {
+	if r := verify.Compare(program(t, world), want.Model()).Report(everything); strings.Contains(text(t, r),
+		"ct timeout") {
 		t.Errorf("an object that is left counts:\n%s", text(t, r))
 	}
 	m := want.Model()
 	delete(m.Table(in).Timeouts, "tcp-2h")
 	r := verify.Compare(want, m).Report(everything)
 	const object = "ct timeout tcp-2h { protocol tcp; l3proto ip; policy = { established : 7200 }; }"
-	if len(r.Differences) != 1 || r.Differences[0] != (verify.Difference{Family: "ip", Kind: verify.Timeout, Name: "tcp-2h", Is: verify.Missing, Want: object}) {
+	if len(r.Differences) != 1 || r.Differences[0] != (verify.Difference{Family: "ip", Kind: verify.Timeout,
+		Name: "tcp-2h", Is: verify.Missing, Want: object}) {
 		t.Errorf("differences of a missing object: %+v", r.Differences)
 	}
 	m.Table(in).Timeouts["tcp-2h"] = nft.Timeout{Name: "tcp-2h", Protocol: 6, Established: time.Hour}
 	r = verify.Compare(want, m).Report(everything)
-	if !slices.Contains(r.Differences, verify.Difference{Family: "ip", Kind: verify.Timeout, Name: "tcp-2h", Is: verify.Changed, Want: object, Have: strings.Replace(object, "7200", "3600", 1)}) {
+	if !slices.Contains(r.Differences, verify.Difference{Family: "ip", Kind: verify.Timeout, Name: "tcp-2h",
+		Is: verify.Changed, Want: object, Have: strings.Replace(object, "7200", "3600", 1)}) {
 		t.Errorf("differences of another object: %+v", r.Differences)
 	}
 }
@@ -272,7 +282,8 @@ func TestOutgrown(t *testing.T) {
 		t.Fatal("no set would be made anew")
 	}
 	r := verify.Compare(want, full).Report(1)
-	if r.Extra != 0 || r.Changed != 0 || r.Missing != 3 || r.Omitted != 2 || len(r.Differences) != 1 || r.Differences[0].Service != "many/more" {
+	if r.Extra != 0 || r.Changed != 0 || r.Missing != 3 || r.Omitted != 2 || len(r.Differences) != 1 ||
+		r.Differences[0].Service != "many/more" {
 		t.Errorf("%d missing, %d extra, %d changed, %d omitted:\n%s", r.Missing, r.Extra, r.Changed, r.Omitted, text(t, r))
 	}
 }
@@ -288,7 +299,8 @@ func TestLasting(t *testing.T) {
 		}
 		return program(t, text).Model()
 	}
-	const six, nine = "    endpoint 10.244.1.6:53 node-2 ready serving\n", "    endpoint 10.244.2.9:8080 node-2 ready serving\n"
+	const six, nine = "    endpoint 10.244.1.6:53 node-2 ready serving\n",
+		"    endpoint 10.244.2.9:8080 node-2 ready serving\n"
 	first := verify.Compare(want, lacks(six, nine))
 	both := verify.Compare(want, lacks(six)).Lasting(first).Report(everything)
 	for _, d := range both.Differences {
@@ -317,7 +329,8 @@ func TestLasting(t *testing.T) {
 // another place, or beside no rule of the program, it is one.
 func TestIdleRules(t *testing.T) {
 	program := func(mark uint32) *nft.Program {
-		return ruleset.Compile(ruleset.Config{Table: "t", Settings: service.Settings{MasqueradeMark: mark}}, service.NewBuilder(service.Node{}).Snapshot())
+		return ruleset.Compile(ruleset.Config{Table: "t", Settings: service.Settings{MasqueradeMark: mark}},
+			service.NewBuilder(service.Node{}).Snapshot())
 	}
 	earlier, want := program(0x4000), program(0)
 	kernel, now := nft.NewModel(), time.Unix(0, 0)
@@ -335,7 +348,8 @@ func TestIdleRules(t *testing.T) {
 	batch, state = state.Plan(want, now)
 	apply()
 	found := verify.Compare(want, kernel)
-	if diff := cmp.Diff([]string{"ip rule postrouting", "ip6 rule postrouting"}, found.Idle); diff != "" || found.Len() > 0 {
+	if diff := cmp.Diff([]string{"ip rule postrouting", "ip6 rule postrouting"}, found.Idle); diff != "" ||
+		found.Len() > 0 {
 		t.Errorf("idle (-want +got):\n%s\nand %d differences", diff, found.Len())
 	}
 	if restart, _ := nft.Adopt(kernel, want).Plan(want, now); !restart.Empty() {

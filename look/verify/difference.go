@@ -117,7 +117,8 @@ func (d *Differences) addTables(ours string, others []othertables.Tables) {
 	for i := range others {
 		if text := others[i].Problem(ours); text != "" {
 			for _, info := range others[i].Infos {
-				d.list = append(d.list, difference{family: info.ID.Family, kind: Table, name: others[i].Name, is: Extra, haveText: text})
+				d.list = append(d.list, difference{family: info.ID.Family, kind: Table, name: others[i].Name, is: Extra,
+					haveText: text})
 			}
 		}
 	}
@@ -141,7 +142,8 @@ func (k Kind) rank() int { return slices.Index([]Kind{Table, Timeout, Set, Chain
 
 // public is the difference with its text.
 func (d *difference) public() Difference {
-	p := Difference{Service: d.service, Family: d.family.String(), Kind: d.kind, Name: d.name, Is: d.is, Want: d.wantText, Have: d.haveText}
+	p := Difference{Service: d.service, Family: d.family.String(), Kind: d.kind, Name: d.name, Is: d.is, Want: d.wantText,
+		Have: d.haveText}
 	if d.kind == Element {
 		if d.want.Key != "" {
 			p.Want = d.want.Text(d.family, d.set)

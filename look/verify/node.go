@@ -33,9 +33,10 @@ func Settle(ctx context.Context) error {
 	}
 }
 
-// Node compares the tables of this node with those that the source asks for: twice if need be, and calls settle (which is Settle,
-// but in tests) in between. At most limit differences are listed.
-func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer, settle func(context.Context) error) (Report, error) {
+// Node compares the tables of this node with those that the source asks for: twice if need be, and calls settle (which
+// is Settle, but in tests) in between. At most limit differences are listed.
+func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer,
+	settle func(context.Context) error) (Report, error) {
 	addrs, err := hostaddr.List(ctx)
 	if err != nil {
 		return Report{}, err
@@ -57,7 +58,8 @@ func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer
 	r := differences.Report(limit)
 	r.Source, r.Services, r.InFlight = source.Kind(), services, inFlight
 	if inFlight > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on their way to the kernel", inspect.Plural(inFlight, "difference"), settlePeriod))
+		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on "+
+			"their way to the kernel", inspect.Plural(inFlight, "difference"), settlePeriod))
 	}
 	if !r.Same {
 		r.Notes = append(r.Notes, remarks(conn, source.Rules.Table, differences)...)
@@ -68,7 +70,8 @@ func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer
 // wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
 // decided by trials when the proxy started. The tables tell the first; the second is tried again
 // where they have a mark that the flags do not ask for.
-func wantAndHave(config ruleset.Config, conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
+func wantAndHave(config ruleset.Config, conn *kernel.Conn,
+	snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
 	want := ruleset.Compile(config, snapshot)
 	have, err := conn.Read(want)
 	if err != nil {
@@ -85,7 +88,8 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn, snapshot service.Snap
 
 // compareTwice returns the differences that two looks find. After a first look without any,
 // there is no second one.
-func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *Differences, inFlight int, err error) {
+func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Objects, conn *kernel.Conn,
+	settle func(context.Context) error) (services int, result *Differences, inFlight int, err error) {
 	var first *Differences
 	for {
 		snapshot := found.Newest()
@@ -155,5 +159,6 @@ func remarks(conn *kernel.Conn, table string, found *Differences) []string {
 	if !slices.ContainsFunc(tables, func(t kernel.TableInfo) bool { return keepers.Used(t.ID.Name, t.Owner) }) {
 		return append(list, "no running nftproxy keeps the tables: nothing repairs the differences")
 	}
-	return append(list, "nftproxy runs here: its log, or the event RefusedByKernel, names parts that the kernel has refused; they are missing then")
+	return append(list, "nftproxy runs here: its log, or the event RefusedByKernel, names parts that the kernel has "+
+		"refused; they are missing then")
 }

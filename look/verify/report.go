@@ -34,7 +34,8 @@ type Report struct {
 
 // Report makes a report with so many differences at most.
 func (d *Differences) Report(limit int) Report {
-	r := Report{Same: len(d.list) == 0, Differences: []Difference{}, Idle: append([]string{}, d.Idle...), Notes: []string{}}
+	r := Report{Same: len(d.list) == 0, Differences: []Difference{}, Idle: append([]string{}, d.Idle...),
+		Notes: []string{}}
 	for i := range d.list {
 		switch d.list[i].is {
 		case Missing:

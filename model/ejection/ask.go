@@ -79,7 +79,8 @@ type queue struct {
 	rate, burst float64
 	room        float64
 	at          time.Time
-	// turn is the number of the turn that is served, and last has the turn in which each namespace was served last, if later.
+	// turn is the number of the turn that is served, and last has the turn in which each namespace was served last, if
+	// later.
 	turn float64
 	last map[string]float64
 }
@@ -123,7 +124,8 @@ func (q *queue) serve(now time.Time, wishes []wish) (asks []Ask, next time.Time)
 	return asks, next
 }
 
-// Ask returns what is to be asked now, and when there may be more to ask; the zero time if that depends on other events.
+// Ask returns what is to be asked now, and when there may be more to ask; the zero time if that depends on other
+// events.
 func (m *Machine) Ask(now time.Time) (asks []Ask, next time.Time) {
 	m.update(now)
 	c := &choice{Machine: m, now: now}
@@ -186,7 +188,8 @@ func (c *choice) suspects() {
 			elsewhere = elsewhere || c.services[name].suspects[addr] != c.snapshot.Node.Name && !c.here(addr.Addr())
 		}
 		if c.dueNow(&e.tries) {
-			c.connects = append(c.connects, wish{Ask{To: []netip.AddrPort{addr}, about: &e.tries, round: e.round, services: names,
+			c.connects = append(c.connects, wish{Ask{To: []netip.AddrPort{addr}, about: &e.tries, round: e.round,
+				services:  names,
 				elsewhere: elsewhere}, namespacesOf(names), e.next})
 		}
 	}
@@ -200,7 +203,8 @@ func namespacesOf(names []service.Name) (list []string) {
 	return slices.Compact(list)
 }
 
-// compare adds some endpoints of the Service that show whether the node may connect: those that were not asked for longest.
+// compare adds some endpoints of the Service that show whether the node may connect: those that were not asked for
+// longest.
 func (c *choice) compare(name service.Name, w *watched) {
 	if len(w.spares) == 0 {
 		return

@@ -8,8 +8,9 @@ import (
 	"nftproxy/model/ejection"
 )
 
-// BenchmarkStep is what a step costs that an answer causes while one endpoint is silent, among Services with 10 endpoints each;
-// what a look costs that finds a new one, which visits all Services; and what a change of another Service costs.
+// BenchmarkStep is what a step costs that an answer causes while one endpoint is silent, among Services with 10
+// endpoints each; what a look costs that finds a new one, which visits all Services; and what a change of another
+// Service costs.
 func BenchmarkStep(b *testing.B) {
 	for _, services := range []int{1000, 10000} {
 		setUp := func(b *testing.B) *world {

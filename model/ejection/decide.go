@@ -82,14 +82,15 @@ type decision struct {
 	was     map[service.PortEndpoint]Left
 
 	choice service.Choice
-	// lists are the endpoints that take connections, for each traffic policy in use, and out counts those left out of each.
+	// lists are the endpoints that take connections, for each traffic policy in use, and out counts those left out of
+	// each.
 	lists [2]service.Addresses
 	out   [2]int
 	// gone are those that do not answer, and unsure those suspects that may.
 	gone   []gone
 	unsure []netip.AddrPort
-	// remote says that the port has endpoints on other nodes which are not gone; there and here are when one on another node and
-	// one on this node answered last.
+	// remote says that the port has endpoints on other nodes which are not gone; there and here are when one on another
+	// node and one on this node answered last.
 	remote              bool
 	lastThere, lastHere time.Time
 	spare               []spare
@@ -220,7 +221,8 @@ func (d *decision) keeps(g gone) Reason {
 	since := func(t time.Time) bool { return !t.IsZero() && !t.Before(g.begun) }
 	switch {
 	case g.was:
-	case d.ownNetwork(d.now), g.node == nil && g.own.missed.Before(pace.Later(d.watched.back, d.Machine.back).Add(Patience)):
+	case d.ownNetwork(d.now), g.node == nil &&
+		g.own.missed.Before(pace.Later(d.watched.back, d.Machine.back).Add(Patience)):
 		return OwnNetwork
 	case g.node != nil, since(d.lastThere):
 	case d.remote, !since(d.lastHere):

@@ -76,14 +76,15 @@ const (
 	Answered Answer = iota
 	// Unanswered: nothing came in time, or a router said that there is no host.
 	Unanswered
-	// Unknown: it could not be asked, such as for lack of memory, because of a local rule, or because the API server is away.
+	// Unknown: it could not be asked, such as for lack of memory, because of a local rule, or because the API server is
+	// away.
 	Unknown
 )
 
 // Facts is what the API server knows of a Node.
 type Facts struct {
-	// Addrs has the Node's addresses with the ports that nodes have: those of its kubelet and its service proxy. It is empty
-	// if there is no such Node.
+	// Addrs has the Node's addresses with the ports that nodes have: those of its kubelet and its service proxy. It is
+	// empty if there is no such Node.
 	Addrs    []netip.AddrPort
 	PodCIDRs []netip.Prefix
 }
@@ -133,7 +134,8 @@ const (
 	// Half: the port does without half of its endpoints already.
 	Half Reason = "a Service port keeps half of its endpoints, and the last one, whether they answer or not"
 	// NoControl: no other endpoint of the port has answered this node, so the node may not be allowed to ask.
-	NoControl Reason = "no other endpoint of the port answers this node's own connects either: it may not be allowed to connect"
+	NoControl Reason = "no other endpoint of the port answers this node's own connects either: it may not be allowed to " +
+		"connect"
 	// OwnNetwork: as many Nodes are silent as answer, or nothing on another node has answered.
 	OwnNetwork Reason = "as many nodes are silent as answer: this node's own network"
 )
@@ -186,8 +188,8 @@ const (
 	mostSuspects = 256
 	mostFlows    = 16
 	mostListed   = 1024
-	// asksRate and asksBurst bound the connects to endpoints and Nodes, and lookups those to the API server; the endpoints of
-	// dead nodes have a rate of their own. All are for a second.
+	// asksRate and asksBurst bound the connects to endpoints and Nodes, and lookups those to the API server; the endpoints
+	// of dead nodes have a rate of their own. All are for a second.
 	asksRate, asksBurst     = 64, 128
 	lookupRate, lookupBurst = 8, 16
 	memberRate, memberBurst = 16, 16

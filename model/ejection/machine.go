@@ -13,19 +13,19 @@ import (
 
 // Machine knows what does not answer.
 //
-//   - An endpoint is judged by itself: a client's connection through the rules had no answer for Patience, and two connects
-//     of the node's own failed. It comes back by its own first answer.
-//   - A Node is judged by itself. When an endpoint that a slice places on it does not answer, the API server is asked for the
-//     Node, and the Node at its own addresses. If two tries fail, all endpoints that slices place there are left out, also
-//     those of UDP and SCTP ports. They come back with its first answer.
-//   - An endpoint on a node that answers, or is not judged, is left out of a Service port only if another one of the port
-//     has answered since: the node may connect then. One on another node has to answer if there is any.
+//   - An endpoint is judged by itself: a client's connection through the rules had no answer for Patience, and two
+//     connects of the node's own failed. It comes back by its own first answer.
+//   - A Node is judged by itself. When an endpoint that a slice places on it does not answer, the API server is asked
+//     for the Node, and the Node at its own addresses. If two tries fail, all endpoints that slices place there are
+//     left out, also those of UDP and SCTP ports. They come back with its first answer.
+//   - An endpoint on a node that answers, or is not judged, is left out of a Service port only if another one of the
+//     port has answered since: the node may connect then. One on another node has to answer if there is any.
 //   - A port keeps half of the endpoints that take connections, and the last one.
-//   - Nothing more is left out while as many Nodes are silent as answer, or nothing elsewhere has answered: that may be this
-//     node's own network.
+//   - Nothing more is left out while as many Nodes are silent as answer, or nothing elsewhere has answered: that may be
+//     this node's own network.
 //
-// Which endpoints a Service has, and on which node they are, is what tenants write: it decides about that Service only, and
-// about which Node to ask. What is remembered and asked is bounded, and shared out among namespaces.
+// Which endpoints a Service has, and on which node they are, is what tenants write: it decides about that Service only,
+// and about which Node to ask. What is remembered and asked is bounded, and shared out among namespaces.
 //
 // A Machine is not safe for concurrent use.
 type Machine struct {
@@ -42,8 +42,8 @@ type Machine struct {
 	dead      map[string]bool // those of nodes
 	names     []string        // some that slices have, as of sampled
 	sampled   time.Time
-	// services has those that list a suspect, or have endpoints on a dead node. dirty has those to decide on again, and listed
-	// counts the suspects in those of a namespace.
+	// services has those that list a suspect, or have endpoints on a dead node. dirty has those to decide on again, and
+	// listed counts the suspects in those of a namespace.
 	services map[service.Name]*watched
 	dirty    map[service.Name]bool
 	listed   map[string]int
@@ -66,8 +66,8 @@ const (
 type endpoint struct {
 	addr netip.AddrPort
 	tries
-	// flows has the connections without an answer at the last look, with the time when each was first seen; unanswered counts
-	// those that had waited for Patience then or earlier.
+	// flows has the connections without an answer at the last look, with the time when each was first seen; unanswered
+	// counts those that had waited for Patience then or earlier.
 	flows      map[uint32]time.Time
 	unanswered int
 	lastFlow   time.Time
@@ -84,8 +84,8 @@ type watched struct {
 	suspects map[netip.AddrPort]string
 	left     []Left
 	held     []Held
-	// spares are some endpoints of ports with suspects that may show whether the node may connect. members are left out with
-	// their node.
+	// spares are some endpoints of ports with suspects that may show whether the node may connect. members are left out
+	// with their node.
 	spares  []spare
 	members []netip.AddrPort
 	// compare is when spares are asked next, and wait the time to the one after that.
@@ -103,15 +103,18 @@ type spare struct {
 	here bool
 }
 
-// New makes a machine. mode is that of a Service, and lookup says that the API server can be asked for Nodes. jitter returns
-// a number from 0 to 1, not included.
+// New makes a machine. mode is that of a Service, and lookup says that the API server can be asked for Nodes. jitter
+// returns a number from 0 to 1, not included.
 func New(mode func(*service.Service) Mode, lookup bool, jitter func() float64) *Machine {
 	m := &Machine{
-		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{}, suspected: map[netip.AddrPort]bool{},
-		nodes: map[string]*node{}, dead: map[string]bool{}, services: map[service.Name]*watched{}, dirty: map[service.Name]bool{},
+		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{},
+		suspected: map[netip.AddrPort]bool{},
+		nodes:     map[string]*node{}, dead: map[string]bool{}, services: map[service.Name]*watched{},
+		dirty:  map[service.Name]bool{},
 		listed: map[string]int{},
 	}
-	for i, r := range [...][2]float64{connects: {asksRate, asksBurst}, lookups: {lookupRate, lookupBurst}, members: {memberRate, memberBurst}} {
+	for i, r := range [...][2]float64{connects: {asksRate, asksBurst}, lookups: {lookupRate, lookupBurst},
+		members: {memberRate, memberBurst}} {
 		m.queues[i] = queue{rate: r[0], burst: r[1], last: map[string]float64{}}
 	}
 	return m
@@ -288,7 +291,8 @@ func (m *Machine) bound() {
 	for _, asked := range []bool{true, false} { // Those that were asked go first.
 		for _, addr := range addrs {
 			if e := m.endpoints[addr]; !e.begun.IsZero() == asked {
-				list = append(list, wish{Ask{To: []netip.AddrPort{addr}}, namespacesOf(slices.Sorted(maps.Keys(e.services))), time.Time{}})
+				list = append(list, wish{Ask{To: []netip.AddrPort{addr}}, namespacesOf(slices.Sorted(maps.Keys(e.services))),
+					time.Time{}})
 			}
 		}
 	}
@@ -382,7 +386,8 @@ func (m *Machine) someNodes(s *service.Service) (some []string) {
 		for chunk := range s.Ports[i].Endpoints.Chunks() {
 			from := int(m.jitter() * float64(len(chunk)))
 			for j := range chunk {
-				if e := &chunk[(from+j)%len(chunk)]; e.Node != "" && e.Node != m.snapshot.Node.Name && !slices.Contains(some, e.Node) {
+				if e := &chunk[(from+j)%len(chunk)]; e.Node != "" && e.Node != m.snapshot.Node.Name && !slices.Contains(some,
+					e.Node) {
 					if some = append(some, e.Node); len(some) == references {
 						return some
 					}

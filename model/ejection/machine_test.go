@@ -61,8 +61,8 @@ func TestReport(t *testing.T) {
 	w.wantLeft()
 }
 
-// Row 1: a Service has endpoints that take no connections. They answer the node, which the others may not: nothing is left
-// out, since those that take connections would be missed.
+// Row 1: a Service has endpoints that take no connections. They answer the node, which the others may not: nothing is
+// left out, since those that take connections would be missed.
 func TestDrained(t *testing.T) {
 	for name, drain := range map[string]func(*service.Endpoint){
 		"weight 0":    func(e *service.Endpoint) { e.Weight = service.NewWeight(0) },
@@ -91,8 +91,8 @@ func TestDrained(t *testing.T) {
 	}
 }
 
-// Row 2: pods of one Service on a node are silent, others of it answer elsewhere. A pod of another Service on that node answers
-// this node, and is never left out.
+// Row 2: pods of one Service on a node are silent, others of it answer elsewhere. A pod of another Service on that node
+// answers this node, and is never left out.
 func TestNeighbourOnNode(t *testing.T) {
 	w := newWorld(t)
 	nodes := []string{"a", "a", "a"}
@@ -150,7 +150,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// Row 4: tenants invent nodes, and place silent endpoints there. That is nobody's network, and others are served as before.
+// Row 4: tenants invent nodes, and place silent endpoints there. That is nobody's network, and others are served as
+// before.
 func TestInventedNodes(t *testing.T) {
 	w := newWorld(t)
 	var nodes []string
@@ -172,12 +173,14 @@ func TestInventedNodes(t *testing.T) {
 	w.within(5*time.Second, "the node is left out", traffic, func() bool { return w.out("shop/web", endpoint(shop, 2)) })
 }
 
-// Row 4, with names that are Nodes: a tenant places silent endpoints on nodes that live, and its own living ones on a dead one.
+// Row 4, with names that are Nodes: a tenant places silent endpoints on nodes that live, and its own living ones on a
+// dead one.
 func TestWrongNodes(t *testing.T) {
 	w := newWorld(t)
 	evil := w.service("evil/web", "a", "a", "a", "b", "b", "b", "c", "c")
 	shop := w.service("shop/web", "a", "b", "c").Clone()
-	shop.Ports = append(shop.Ports, service.Port{Name: "dns", Protocol: service.UDP, Port: 53, Endpoints: shop.Ports[0].Endpoints})
+	shop.Ports = append(shop.Ports, service.Port{Name: "dns", Protocol: service.UDP, Port: 53,
+		Endpoints: shop.Ports[0].Endpoints})
 	w.set(shop)
 	for i := range 6 {
 		w.lose(evil, i, true)
@@ -263,8 +266,8 @@ func TestManyOfOnePort(t *testing.T) {
 	}
 }
 
-// A tenant opens half connections to another's pods with senders that do not exist: the pods answer the node, so none is
-// left out. One of them dies meanwhile.
+// A tenant opens half connections to another's pods with senders that do not exist: the pods answer the node, so none
+// is left out. One of them dies meanwhile.
 func TestForgedHalfConnections(t *testing.T) {
 	w := newWorld(t)
 	s := w.service("shop/web", "own", "a", "b", "c")
@@ -328,8 +331,8 @@ func TestPartition(t *testing.T) {
 	w.wantLeft("shop/web:web 11.1.0.1:8080")
 }
 
-// The API server is away, or a firewall between nodes drops what would ask them: endpoints are judged by themselves, and it is
-// said why nodes are not.
+// The API server is away, or a firewall between nodes drops what would ask them: endpoints are judged by themselves,
+// and it is said why nodes are not.
 func TestNodesNotJudged(t *testing.T) {
 	for name, set := range map[string]func(*world){
 		"API server": func(w *world) { w.noServer = true }, "firewall": func(w *world) { w.firewall = true },
@@ -338,7 +341,8 @@ func TestNodesNotJudged(t *testing.T) {
 			w := newWorld(t)
 			set(w)
 			s := w.service("shop/web", "own", "a", "b").Clone()
-			s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: service.UDP, Port: 53, Endpoints: s.Ports[0].Endpoints})
+			s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: service.UDP, Port: 53,
+				Endpoints: s.Ports[0].Endpoints})
 			w.set(s)
 			w.gone[netip.MustParseAddr("11.1.0.1")] = true
 			w.within(3*time.Second, "left out", w.traffic("shop/web"), func() bool { return len(w.left()) > 0 })
@@ -351,8 +355,8 @@ func TestNodesNotJudged(t *testing.T) {
 	}
 }
 
-// A firewall drops what would ask one living node where a pod is dead. Its other pods come back by their own answers, or all at
-// once if the API server knows that they are there.
+// A firewall drops what would ask one living node where a pod is dead. Its other pods come back by their own answers,
+// or all at once if the API server knows that they are there.
 func TestFirewallOfOneNode(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		t.Run(fmt.Sprint(known), func(t *testing.T) {

@@ -15,7 +15,8 @@ type node struct {
 	name string
 	tries
 	facts Facts
-	// until is how long facts count, and nextLookup when the API server may be asked again. away says that it gave no answer.
+	// until is how long facts count, and nextLookup when the API server may be asked again. away says that it gave no
+	// answer.
 	until, nextLookup time.Time
 	looking, away     bool
 	// wanted is when it was of interest last, spoke when it answered a connect last.
@@ -25,8 +26,8 @@ type node struct {
 	living map[netip.AddrPort]bool
 }
 
-// againNode is the longest time until a Node without an answer is asked again, pauseNode that until one that has answered is, and
-// pauseFiltered that until one is that does not answer although its pods do.
+// againNode is the longest time until a Node without an answer is asked again, pauseNode that until one that has
+// answered is, and pauseFiltered that until one is that does not answer although its pods do.
 const againNode, pauseNode, pauseFiltered = 2 * time.Second, 5 * time.Second, time.Minute
 
 // counts says that the node has not answered lately, although it was asked.
@@ -57,8 +58,8 @@ func (m *Machine) silentNodes(now time.Time) (silent, answering, server int) {
 	return silent, answering, server
 }
 
-// ownNetwork says that as many Nodes are silent as answer. One of two is not enough to say so, since a cluster may have three
-// nodes. Where none answers, it may be a firewall between nodes: their silence says nothing then.
+// ownNetwork says that as many Nodes are silent as answer. One of two is not enough to say so, since a cluster may have
+// three nodes. Where none answers, it may be a firewall between nodes: their silence says nothing then.
 func (m *Machine) ownNetwork(now time.Time) bool {
 	silent, answering, server := m.silentNodes(now)
 	return answering > 0 && silent > 1 && silent >= answering+server
@@ -153,7 +154,8 @@ func (c *choice) references(since time.Time, silent int, wanted map[string]map[s
 }
 
 func (c *choice) askNode(n *node, namespaces []string) {
-	c.connects = append(c.connects, wish{Ask{To: n.facts.Addrs, Node: n.name, about: &n.tries, round: n.round, elsewhere: true},
+	c.connects = append(c.connects, wish{Ask{To: n.facts.Addrs, Node: n.name, about: &n.tries, round: n.round,
+		elsewhere: true},
 		namespaces, n.next})
 }
 

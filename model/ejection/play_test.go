@@ -15,17 +15,17 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestPlay plays with a cluster at random: its parts die and come back, policies forbid clients or the node, tenants lie about
-// nodes, addresses and conditions. At each step:
+// TestPlay plays with a cluster at random: its parts die and come back, policies forbid clients or the node, tenants
+// lie about nodes, addresses and conditions. At each step:
 //
 //   - What answers this node is back within 10 s.
-//   - What is dead and not the last is out within 5 s, unless this node's own network is: from when a client has met it, while
-//     another endpoint of the port has answered this node for 10 s (one on another node if there is any that lives), and its port
-//     keeps more than half of its endpoints. This node's own network counts as gone until it has been back for 10 s, and while as
-//     many Nodes are silent as answer.
+//   - What is dead and not the last is out within 5 s, unless this node's own network is: from when a client has met
+//     it, while another endpoint of the port has answered this node for 10 s (one on another node if there is any that
+//     lives), and its port keeps more than half of its endpoints. This node's own network counts as gone until it has
+//     been back for 10 s, and while as many Nodes are silent as answer.
 //
-// "Answers" does not count for ports that cannot be asked (UDP): those follow their node, as their own slices say. EJECTION_STEPS
-// asks for more steps than usual, and EJECTION_SEED for another first seed.
+// "Answers" does not count for ports that cannot be asked (UDP): those follow their node, as their own slices say.
+// EJECTION_STEPS asks for more steps than usual, and EJECTION_SEED for another first seed.
 func TestPlay(t *testing.T) {
 	steps, seed := 30_000, uint64(1)
 	if testing.Short() {
@@ -75,7 +75,8 @@ type key struct {
 
 func newPlay(t *testing.T, seed uint64) *play {
 	w := newWorld(t)
-	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{}, owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}, up: map[netip.AddrPort]time.Time{}}
+	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{},
+		owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}, up: map[netip.AddrPort]time.Time{}}
 	w.rng = rand.New(rand.NewPCG(seed, 7))
 	w.forbidden = func(to netip.AddrPort, client string) bool {
 		return p.denied[to.Addr()] && (client == "node" || client == "denied")
@@ -232,7 +233,8 @@ func (p *play) owes(name service.Name, s *service.Service, c *service.Choice, e 
 	for _, n := range []string{"a", "b", "c", "d", "e"} {
 		others += boolInt(!p.dead[n])
 	}
-	if p.modes[name] != ejection.On || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink || others < 3+boolInt(p.noServer) || p.now.Sub(p.filtered) < 15*time.Second || p.now.Sub(p.connected) < 10*time.Second {
+	if p.modes[name] != ejection.On || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink ||
+		others < 3+boolInt(p.noServer) || p.now.Sub(p.filtered) < 15*time.Second || p.now.Sub(p.connected) < 10*time.Second {
 		return false
 	}
 	answering, remote := [2]bool{}, false
@@ -266,7 +268,8 @@ func boolInt(b bool) int {
 }
 
 func (p *play) fail(k key, what string) {
-	p.t.Errorf("seed %d, after %v: %s %v %s; left: %q, held: %v, not judged: %v\n%q\n%s", p.seed, p.now.Sub(start), k.service, k.addr, what,
+	p.t.Errorf("seed %d, after %v: %s %v %s; left: %q, held: %v, not judged: %v\n%q\n%s", p.seed, p.now.Sub(start),
+		k.service, k.addr, what,
 		p.left(), p.verdict.Held, p.verdict.Unjudged, p.log[max(0, len(p.log)-10):], p.machine.Dump(p.now))
 	p.t.FailNow()
 }

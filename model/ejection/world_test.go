@@ -14,8 +14,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// world is a cluster with a clock of its own, seen from the node "own". Its parts die and come back, clients on the node
-// connect to its Services, and a machine decides what they do without.
+// world is a cluster with a clock of its own, seen from the node "own". Its parts die and come back, clients on the
+// node connect to its Services, and a machine decides what they do without.
 type world struct {
 	t       testing.TB
 	now     time.Time
@@ -26,8 +26,8 @@ type world struct {
 	// nodes are the Nodes that the API server knows, places says where an address really is, whatever slices say.
 	nodes  map[string]ejection.Facts
 	places map[netip.Addr]string
-	// dead has the nodes and gone the addresses that answer nobody. forbidden says that a policy drops what comes from this node to an
-	// address, by a client or by the node itself. firewall drops what comes to the ports of nodes.
+	// dead has the nodes and gone the addresses that answer nobody. forbidden says that a policy drops what comes from
+	// this node to an address, by a client or by the node itself. firewall drops what comes to the ports of nodes.
 	dead      map[string]bool
 	gone      map[netip.Addr]bool
 	forbidden func(to netip.AddrPort, client string) bool
@@ -69,10 +69,12 @@ func newWorld(t testing.TB) *world {
 	w := &world{
 		t: t, now: start, rng: rng, modes: map[service.Name]ejection.Mode{}, nodes: map[string]ejection.Facts{},
 		places: map[netip.Addr]string{}, dead: map[string]bool{}, gone: map[netip.Addr]bool{},
-		chosen: map[service.Name][]netip.AddrPort{}, chosenOf: map[service.Name]*service.Service{}, forbidden: func(netip.AddrPort, string) bool { return false },
+		chosen: map[service.Name][]netip.AddrPort{}, chosenOf: map[service.Name]*service.Service{},
+		forbidden: func(netip.AddrPort, string) bool { return false },
 	}
-	w.builder = service.NewBuilder(service.Node{Name: "own", Zone: "z1", APIServers: []netip.Addr{netip.MustParseAddr("192.168.9.9")},
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
+	w.builder = service.NewBuilder(service.Node{Name: "own", Zone: "z1",
+		APIServers: []netip.Addr{netip.MustParseAddr("192.168.9.9")},
+		PodCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
 	w.machine = ejection.New(func(s *service.Service) ejection.Mode { return w.modes[s.Name] }, true, rng.Float64)
 	for i, name := range []string{"own", "a", "b", "c", "d", "e"} {
 		w.node(name, i)
@@ -242,7 +244,8 @@ func (w *world) left() (list []string) {
 func (w *world) wantLeft(want ...string) {
 	w.t.Helper()
 	if got := w.left(); !slices.Equal(got, want) {
-		w.t.Fatalf("after %v: left out %q, want %q; held: %v, not judged: %v", w.now.Sub(start), got, want, w.verdict.Held, w.verdict.Unjudged)
+		w.t.Fatalf("after %v: left out %q, want %q; held: %v, not judged: %v", w.now.Sub(start), got, want, w.verdict.Held,
+			w.verdict.Unjudged)
 	}
 }
 
@@ -262,7 +265,8 @@ func (w *world) within(most time.Duration, what string, each func(int), is func(
 			return w.now.Sub(began)
 		}
 	}
-	w.t.Fatalf("not within %v: %s; left %d: %.300q, held: %.500s, not judged: %v", most, what, len(w.left()), w.left(), fmt.Sprint(w.verdict.Held), w.verdict.Unjudged)
+	w.t.Fatalf("not within %v: %s; left %d: %.300q, held: %.500s, not judged: %v", most, what, len(w.left()), w.left(),
+		fmt.Sprint(w.verdict.Held), w.verdict.Unjudged)
 	return 0
 }
 

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Accounts share out work that many cause, so that each pays for its own. Each has a Budget. Those that have used it up are
-// debtors, and owe another Burst. All debtors together have one more Budget, without a burst. The fields do not change after the
-// first call. Accounts are safe for concurrent use.
+// Accounts share out work that many cause, so that each pays for its own. Each has a Budget. Those that have used it up
+// are debtors, and owe another Burst. All debtors together have one more Budget, without a burst. The fields do not
+// change after the first call. Accounts are safe for concurrent use.
 type Accounts struct {
 	// Rest and Burst are those of each Budget.
 	Rest  int
@@ -23,12 +23,12 @@ type Accounts struct {
 	kept int
 }
 
-// debtorPays is how many times the cost of its work a debtor owes. So a few debtors whose work never ends stay debtors, although each
-// gets only a part of what all have.
+// debtorPays is how many times the cost of its work a debtor owes. So a few debtors whose work never ends stay debtors,
+// although each gets only a part of what all have.
 const debtorPays = 10
 
-// Charge records that work has taken this much CPU time, up to now. shares says who caused it, in any unit. It returns how much
-// of it those have caused who were no debtors before, and nobody.
+// Charge records that work has taken this much CPU time, up to now. shares says who caused it, in any unit. It returns
+// how much of it those have caused who were no debtors before, and nobody.
 func (a *Accounts) Charge(now time.Time, cpu time.Duration, shares map[string]int) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -13,14 +13,15 @@ type tenant struct {
 	name        string
 	cost, every time.Duration
 
-	// since is when the change that waits came, zero for none. spent and longest are what its changes cost, and how long they waited.
+	// since is when the change that waits came, zero for none. spent and longest are what its changes cost, and how long
+	// they waited.
 	since          time.Time
 	next           time.Time
 	spent, longest time.Duration
 }
 
-// serve has the tenants change for that long. Whose change may go on goes first, and debtors go one at a time. It returns what counted
-// for everybody.
+// serve has the tenants change for that long. Whose change may go on goes first, and debtors go one at a time. It
+// returns what counted for everybody.
 func serve(a *Accounts, tenants []*tenant, during time.Duration) (common time.Duration) {
 	start := time.Unix(1_800_000_000, 0)
 	now := start
@@ -62,8 +63,9 @@ func serve(a *Accounts, tenants []*tenant, during time.Duration) (common time.Du
 	return common
 }
 
-// TestAccounts: tenants whose changes cost much pay for them: together they take a twentieth of the time in the long run, or
-// what Longest asks for. They wait for Longest at most beside the work of others. The changes of others wait for one such change at most.
+// TestAccounts: tenants whose changes cost much pay for them: together they take a twentieth of the time in the long
+// run, or what Longest asks for. They wait for Longest at most beside the work of others. The changes of others wait
+// for one such change at most.
 func TestAccounts(t *testing.T) {
 	const during, large = 5 * time.Minute, 150 * time.Millisecond
 	for _, hostile := range []int{1, 2, 4} {
@@ -86,7 +88,8 @@ func TestAccounts(t *testing.T) {
 				}
 			}
 			t.Logf("hostile %v, quiet %v, of everybody %v; quiet waited for %v", spent, quiet.spent, common, quiet.longest)
-			if most := max(during/20, time.Duration(hostile)*large*(during/a.Longest)) + time.Duration(hostile)*(a.Burst+3*large); spent > most || spent < during/25 {
+			if most := max(during/20, time.Duration(hostile)*large*(during/a.Longest)) + time.Duration(hostile)*(a.Burst+
+				3*large); spent > most || spent < during/25 {
 				t.Errorf("the hostile ones took %v, want %v at most", spent, most)
 			}
 			if most := 2*time.Duration(hostile)*(a.Burst+large) + quiet.spent; common > most {
@@ -99,8 +102,8 @@ func TestAccounts(t *testing.T) {
 	}
 }
 
-// TestAccountsForget: a debtor is none any more after a while, whatever it has spent, and accounts that owe nothing take no memory: they
-// are as if they were new.
+// TestAccountsForget: a debtor is none any more after a while, whatever it has spent, and accounts that owe nothing
+// take no memory: they are as if they were new.
 func TestAccountsForget(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	a := &Accounts{Rest: 20, Burst: 2 * time.Second, Longest: 10 * time.Second}

@@ -13,8 +13,8 @@ type Budget struct {
 	// of the share.
 	Burst time.Duration
 
-	// Debt, if not 0, bounds what is left of earlier work beyond Burst when more is spent: so nothing has to wait for longer than for
-	// Debt and for itself, whatever else has spent.
+	// Debt, if not 0, bounds what is left of earlier work beyond Burst when more is spent: so nothing has to wait for
+	// longer than for Debt and for itself, whatever else has spent.
 	Debt time.Duration
 
 	// debt is the CPU time that was spent beyond the share up to the time at.

@@ -130,7 +130,8 @@ func TestRetriesSlowDown(t *testing.T) {
 // after one that took longer than Every.
 func TestEvery(t *testing.T) {
 	start := time.Unix(0, 0)
-	for took, want := range map[time.Duration]time.Duration{10 * time.Millisecond: 80 * time.Millisecond, 90 * time.Millisecond: 90 * time.Millisecond} {
+	for took, want := range map[time.Duration]time.Duration{10 * time.Millisecond: 80 * time.Millisecond,
+		90 * time.Millisecond: 90 * time.Millisecond} {
 		s := pace.Schedule{Every: 80 * time.Millisecond}
 		s.Request(true)
 		s.Begin(start)

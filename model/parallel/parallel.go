@@ -39,8 +39,8 @@ func Do(n int, do func(int)) {
 	all.Wait()
 }
 
-// atOnce is how many results Chunks holds at a time. Where a result takes some hundred bytes, those of 44,000 Services would
-// be a tenth of the memory of a start.
+// atOnce is how many results Chunks holds at a time. Where a result takes some hundred bytes, those of 44,000 Services
+// would be a tenth of the memory of a start.
 const atOnce = 8192
 
 // Chunks calls do with each thing of a list, as Do does, and take with some things in a row and their results, chunk by

@@ -74,7 +74,8 @@ func TestPeriod(t *testing.T) {
 
 // TestAway: while the source is away, and for a minute after, nothing goes.
 func TestAway(t *testing.T) {
-	for _, c := range []struct{ period, wait time.Duration }{{5 * time.Minute, time.Minute}, {10 * time.Second, 10 * time.Second}} {
+	for _, c := range []struct{ period, wait time.Duration }{{5 * time.Minute, time.Minute},
+		{10 * time.Second, 10 * time.Second}} {
 		r, start := retention.New(c.period), begin()
 		r.Judge(names(0, 10), 10, start)
 		r.Away(true, start.Add(time.Second))

@@ -26,16 +26,18 @@ func (w *WithoutAffinity) String() string {
 		services = "the services of one namespace"
 	}
 	if w.Ports > w.Limit {
-		return fmt.Sprintf("served without session affinity, by a hash of the client's address: it has %d ports, and %s may have it on %d", w.Ports, services, w.Limit)
+		return fmt.Sprintf("served without session affinity, by a hash of the client's address: it has %d ports, and %s "+
+			"may have it on %d", w.Ports, services, w.Limit)
 	}
-	return fmt.Sprintf("served without session affinity, by a hash of the client's address: %s may have it on %d ports, the oldest first", services, w.Limit)
+	return fmt.Sprintf("served without session affinity, by a hash of the client's address: %s may have it on %d ports, "+
+		"the oldest first", services, w.Limit)
 }
 
 // affinity decides which services have the session affinity that they ask for, on some ports.
 type affinity struct{ quota[amount] }
 
-// newAffinity has a service with more ports than a namespace may have ask for nothing: it would only keep younger services
-// from being admitted.
+// newAffinity has a service with more ports than a namespace may have ask for nothing: it would only keep younger
+// services from being admitted.
 func newAffinity(limit int) affinity {
 	return affinity{newQuota(limit, func(s *Service) (d amount) {
 		if n := s.affinityPorts(); n > 0 && n <= shareOf(limit) {
@@ -54,8 +56,8 @@ func (s *Service) affinityPorts() int {
 	return len(s.Ports)
 }
 
-// reasonWithout says why the service is served without session affinity. It is nil if the service has affinity or does not
-// ask for it.
+// reasonWithout says why the service is served without session affinity. It is nil if the service has affinity or does
+// not ask for it.
 func (a *affinity) reasonWithout(s *Service) *WithoutAffinity {
 	n := s.affinityPorts()
 	if n == 0 {

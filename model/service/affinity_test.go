@@ -63,7 +63,8 @@ func stickyOracle(set map[service.Name]*service.Service, limit int) map[service.
 
 // checkSticky compares a snapshot with the oracle, and each service in it with
 // what was set.
-func checkSticky(t *testing.T, set map[service.Name]*service.Service, limit int, got service.Snapshot) (with, without int) {
+func checkSticky(t *testing.T, set map[service.Name]*service.Service, limit int,
+	got service.Snapshot) (with, without int) {
 	t.Helper()
 	want := stickyOracle(set, limit)
 	for name, s := range set {
@@ -79,7 +80,8 @@ func checkSticky(t *testing.T, set map[service.Name]*service.Service, limit int,
 			if diff := difference(&plain, served, byValue); diff != "" || why == nil {
 				t.Fatalf("%s is to be without affinity (%v):\n%s", name, why, diff)
 			}
-			if why.Ports != len(s.Ports) || why.Namespace && why.Limit != quarter(limit) || !why.Namespace && why.Limit != limit {
+			if why.Ports != len(s.Ports) || why.Namespace && why.Limit != quarter(limit) || !why.Namespace &&
+				why.Limit != limit {
 				t.Fatalf("%s is told %+v", name, why)
 			}
 			continue
@@ -179,16 +181,20 @@ func TestAffinityComesBack(t *testing.T) {
 		}
 		return texts
 	}
-	const space = "served without session affinity, by a hash of the client's address: the services of one namespace may have it on 1 ports, the oldest first"
+	const space = "served without session affinity, by a hash of the client's address: the services of one namespace " +
+		"may have it on 1 ports, the oldest first"
 	if diff := gocmp.Diff(map[service.Name]string{
 		"tenant/svc-1": space, "tenant/svc-2": space,
-		"tenant/heavy": "served without session affinity, by a hash of the client's address: it has 2 ports, and the services of one namespace may have it on 1",
-		"other-3/svc":  "served without session affinity, by a hash of the client's address: all services together may have it on 4 ports, the oldest first",
+		"tenant/heavy": "served without session affinity, by a hash of the client's address: it has 2 ports, and the " +
+			"services of one namespace may have it on 1",
+		"other-3/svc": "served without session affinity, by a hash of the client's address: all services together may have " +
+			"it on 4 ports, the oldest first",
 	}, texts()); diff != "" {
 		t.Errorf("without affinity (-want +got):\n%s", diff)
 	}
 	b.Delete(list[0].Name)
-	if got := b.Snapshot(); got.Services.At(list[1].Name) != list[1] || got.Services.At(list[2].Name).AffinityTimeout != 0 {
+	if got := b.Snapshot(); got.Services.At(list[1].Name) != list[1] ||
+		got.Services.At(list[2].Name).AffinityTimeout != 0 {
 		t.Errorf("after the oldest has gone:\n%s", got)
 	}
 	plain := *list[1]

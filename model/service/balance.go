@@ -71,8 +71,8 @@ func (s *Service) asksForSlots() bool {
 	return s.Options.Balance != ByRandom || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Weighted() })
 }
 
-// slotShare is the part of the limit on one service that its slots may fill, so that a change of all of them, such as of its
-// balance, delays others less than one of everything: 65,536 elements cost 0.15 s of CPU time.
+// slotShare is the part of the limit on one service that its slots may fill, so that a change of all of them, such as
+// of its balance, delays others less than one of everything: 65,536 elements cost 0.15 s of CPU time.
 const slotShare = 4
 
 // slotRoom is how many elements the service may have with its slots: without them it may need more.
@@ -80,8 +80,8 @@ func (s *Service) slotRoom(limit int) int {
 	return max(limit/slotShare, min(limit, s.elements((*Port).endpoints)))
 }
 
-// fitted returns the service with as many slots as fit slotRoom, at most those that it asks for. It is the service itself if
-// they all fit.
+// fitted returns the service with as many slots as fit slotRoom, at most those that it asks for. It is the service
+// itself if they all fit.
 func (s *Service) fitted(limit int) *Service {
 	room := s.slotRoom(limit)
 	if s.SlotLimit == noSlots || s.elements(s.Slots) <= room {

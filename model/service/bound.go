@@ -56,7 +56,8 @@ func (l *LeftOut) String() string {
 	case l.Limit == 0:
 		reason = fmt.Sprintf("the service asks for more than %d addresses and ports", maxClaims)
 	case l.All != 0:
-		reason = fmt.Sprintf("there is room for %d elements beyond %d of each service, and for %d in one namespace, the oldest services first",
+		reason = fmt.Sprintf("there is room for %d elements beyond %d of each service, and for %d in one namespace, the "+
+			"oldest services first",
 			l.All, UncountedElements, shareOf(l.All))
 	}
 	if len(parts) == 0 {
@@ -74,7 +75,8 @@ func (l *LeftOut) slots() string {
 	if l.SlotLimit == noSlots {
 		return "weights of endpoints and hashes of clients do not count, but for the weight 0"
 	}
-	return fmt.Sprintf("weights of endpoints and hashes of clients count with %d slots for each list of endpoints", l.SlotLimit)
+	return fmt.Sprintf("weights of endpoints and hashes of clients count with %d slots for each list of endpoints",
+		l.SlotLimit)
 }
 
 // bounded returns the part of the service that fits the limit, and a count of the rest.
@@ -139,7 +141,8 @@ func (s *Service) boundedBy(limit int, size func(*Port, ip.Family) int) (*Servic
 // claimable returns the part of the service that would fit the limit without
 // endpoints. The service makes claims for this part. All of bounded is in it.
 func (s *Service) claimable(limit int) *Service {
-	if n := len(s.ClusterIPs) + len(s.Ports)*(2+len(s.ClusterIPs)+len(s.LoadBalancerIPs)+len(s.ExternalIPs)); n <= min(limit, maxClaims) {
+	if n := len(s.ClusterIPs) + len(s.Ports)*(2+len(s.ClusterIPs)+len(s.LoadBalancerIPs)+
+		len(s.ExternalIPs)); n <= min(limit, maxClaims) {
 		return s
 	}
 	bare := *s

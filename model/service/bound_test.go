@@ -138,8 +138,8 @@ func TestBoundAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestBoundSlots: a service that asks for more slots than fit a quarter of the limit gets fewer, and nothing else of it is left out
-// because of them.
+// TestBoundSlots: a service that asks for more slots than fit a quarter of the limit gets fewer, and nothing else of it
+// is left out because of them.
 func TestBoundSlots(t *testing.T) {
 	const all = 1 + 3*(1+10) // of a service without slots
 	for _, test := range []struct {
@@ -178,7 +178,8 @@ func TestAmplification(t *testing.T) {
 	b := service.NewBuilder(gen.PlainNode())
 	s := large(100, 0, 20, 500)
 	b.Set(s)
-	if asks, gets := elements(s), elements(b.Snapshot().Services.At(s.Name)); asks < 1_000_000 || gets > service.DefaultMaxElements {
+	if asks, gets := elements(s), elements(b.Snapshot().Services.At(s.Name)); asks < 1_000_000 ||
+		gets > service.DefaultMaxElements {
 		t.Errorf("asks for %d elements, gets %d", asks, gets)
 	}
 	// 40,000 addresses and 5,000 ports are 200 million claims.
@@ -229,7 +230,8 @@ func TestPrecedence(t *testing.T) {
 	for _, s := range set {
 		b.Set(s)
 	}
-	for _, want := range []service.Name{"ns/cluster-2", "ns/cluster-1", "ns/balancer-2", "ns/balancer-1", "ns/external-2"} {
+	for _, want := range []service.Name{"ns/cluster-2", "ns/cluster-1", "ns/balancer-2", "ns/balancer-1",
+		"ns/external-2"} {
 		if got := b.Snapshot().Owners.Of(claim); got != want {
 			t.Errorf("%s has it, want %s", got, want)
 		}
@@ -247,7 +249,8 @@ func TestServedIsClaimed(t *testing.T) {
 	for limit := 1; limit < 120; limit++ {
 		s := large(0, 2, 8, 0)
 		s.LoadBalancerIPs = append(s.LoadBalancerIPs, s.ClusterIPs...)
-		s.ExternalIPs = slices.Concat(s.ClusterIPs, s.LoadBalancerIPs[:2], addrs("198.51.100.7"), addrs("198.51.100.8"), victim.ClusterIPs)
+		s.ExternalIPs = slices.Concat(s.ClusterIPs, s.LoadBalancerIPs[:2], addrs("198.51.100.7"), addrs("198.51.100.8"),
+			victim.ClusterIPs)
 		b := service.NewBuilder(gen.PlainNode())
 		b.SetMaxElements(limit)
 		b.Set(s)
@@ -275,7 +278,8 @@ func TestBoundOfClaims(t *testing.T) {
 		t.Errorf("%d addresses and ports are served", n)
 	}
 	left := snapshot.LeftOut.At(s.Name)
-	if left == nil || left.String() != fmt.Sprintf("left out: %d external IPs: the service asks for more than 16384 addresses and ports", left.ExternalIPs) {
+	if left == nil || left.String() != fmt.Sprintf("left out: %d external IPs: the service asks for more than 16384 "+
+		"addresses and ports", left.ExternalIPs) {
 		t.Errorf("left out: %v", left)
 	}
 }

@@ -31,10 +31,10 @@ type Builder struct {
 	affinity affinity
 	// sourceLists decides which lists of source ranges there are.
 	sourceLists quota[sourceListKey]
-	// rangeLists decides which lists of port ranges there are. ranged counts the claims to ranges of each address and protocol, and
-	// rangesMoved has those that have changed since the last snapshot, and whether that concerns each of their claimants. inForce has
-	// what they were at the last snapshot. external counts the claims of each service to an address
-	// that is not its cluster IP; nil as long as there have been no ranges.
+	// rangeLists decides which lists of port ranges there are. ranged counts the claims to ranges of each address and
+	// protocol, and rangesMoved has those that have changed since the last snapshot, and whether that concerns each of
+	// their claimants. inForce has what they were at the last snapshot. external counts the claims of each service to an
+	// address that is not its cluster IP; nil as long as there have been no ranges.
 	rangeLists  quota[RangesByProtocol]
 	ranged      map[Claim]int
 	rangesMoved map[Claim]bool
@@ -44,8 +44,8 @@ type Builder struct {
 	protected   Protected
 	reserved    Reserved
 	fronts      fronts
-	// residents is nil until some service has an external IP. hosts has the same services by the addresses of their endpoints;
-	// it is nil until some service has an external IP with ranges.
+	// residents is nil until some service has an external IP. hosts has the same services by the addresses of their
+	// endpoints; it is nil until some service has an external IP with ranges.
 	residents, hosts *residents
 	// onNode counts the external claims on each address that serves node ports.
 	onNode map[netip.Addr]int
@@ -54,13 +54,15 @@ type Builder struct {
 }
 
 // NewBuilder starts from a snapshot without services. One service may have
-// DefaultMaxElements, all together DefaultMaxAllElements, DefaultMaxAffinityPorts ports may have session affinity, and there
-// may be DefaultMaxSourceLists lists of source ranges.
+// DefaultMaxElements, all together DefaultMaxAllElements, DefaultMaxAffinityPorts ports may have session affinity, and
+// there may be DefaultMaxSourceLists lists of source ranges.
 func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
-		limit: DefaultMaxElements, elements: newElements(DefaultMaxAllElements), affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newQuota(DefaultMaxSourceLists, (*Service).sourceList),
-		rangeLists: newQuota(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{}, rangesMoved: map[Claim]bool{}, inForce: map[Claim]rangesInForce{},
+		limit: DefaultMaxElements, elements: newElements(DefaultMaxAllElements),
+		affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newQuota(DefaultMaxSourceLists, (*Service).sourceList),
+		rangeLists: newQuota(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{},
+		rangesMoved: map[Claim]bool{}, inForce: map[Claim]rangesInForce{},
 		contests: newContests(), onNode: map[netip.Addr]int{},
 	}
 }
@@ -193,7 +195,8 @@ func (b *Builder) Delete(name Name) { b.Take(b.Prepare(name, nil)) }
 // SetOther adds a service that another proxy serves, or replaces the one with its name.
 func (b *Builder) SetOther(s *Service) {
 	s = s.claimable(b.limit)
-	other := &Service{Name: s.Name, ClusterIPs: s.ClusterIPs, ExternalIPs: s.ExternalIPs, LoadBalancerIPs: s.LoadBalancerIPs}
+	other := &Service{Name: s.Name, ClusterIPs: s.ClusterIPs, ExternalIPs: s.ExternalIPs,
+		LoadBalancerIPs: s.LoadBalancerIPs}
 	for _, p := range s.Ports {
 		other.Ports = append(other.Ports, Port{Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort, Ranges: p.Ranges})
 	}
@@ -234,7 +237,8 @@ func (b *Builder) Prepare(name Name, s *Service) Prepared {
 // Service returns the service as it will be set: the old version if that is equal, nil if the service goes.
 func (p *Prepared) Service() *Service { return p.next }
 
-// Elements is how many elements a change to the service may write or delete, at most. A service that others own in part has fewer.
+// Elements is how many elements a change to the service may write or delete, at most. A service that others own in part
+// has fewer.
 func (p *Prepared) Elements() int {
 	n := 0
 	for _, s := range []*Service{p.old, p.next} {
@@ -339,9 +343,14 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 		served = served.without(b.snapshot.Ejections.At(name)).grown(b.snapshot.Growth.At(name), b.limit)
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
-	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, func(a, b *WithoutAffinity) bool { return *a == *b })
-	b.snapshot.ClosedSources = setUnlessEqual(b.snapshot.ClosedSources, name, closed, func(a, b *ClosedSources) bool { return *a == *b })
-	b.snapshot.UnservedRanges = setUnlessEqual(b.snapshot.UnservedRanges, name, unserved, func(a, b *UnservedRanges) bool { return *a == *b })
+	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without,
+		func(a, b *WithoutAffinity) bool { return *a == *b })
+	b.snapshot.ClosedSources = setUnlessEqual(b.snapshot.ClosedSources, name, closed, func(a, b *ClosedSources) bool {
+		return *a == *b
+	})
+	b.snapshot.UnservedRanges = setUnlessEqual(b.snapshot.UnservedRanges, name, unserved, func(a, b *UnservedRanges) bool {
+		return *a == *b
+	})
 	if served == s {
 		delete(b.whole, name)
 		return s

@@ -116,7 +116,8 @@ func sameAfresh(t *testing.T, rng *rand.Rand, history, fresh *service.Builder, s
 			fresh.Snapshot()
 		}
 	}
-	if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(history.Snapshot()), byValue, cmpopts.EquateEmpty()); diff != "" {
+	if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(history.Snapshot()), byValue,
+		cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("fresh build and history differ (-fresh +history):\n%s", diff)
 	}
 }
@@ -189,7 +190,8 @@ func restrictsOracle(s *service.Service, claim service.Claim) bool {
 }
 
 // claimsDecided works out conflicts and restrictions from their definition.
-func claimsDecided(services map[service.Name]*service.Service, protected service.Protected) (map[service.Name][]conflict, map[service.Name][]service.Restriction) {
+func claimsDecided(services map[service.Name]*service.Service,
+	protected service.Protected) (map[service.Name][]conflict, map[service.Name][]service.Restriction) {
 	conflicts, restrictions := map[service.Name][]conflict{}, map[service.Name][]service.Restriction{}
 	claimants := map[service.Claim][]*service.Service{}
 	for _, s := range services {
@@ -211,10 +213,12 @@ func claimsDecided(services map[service.Name]*service.Service, protected service
 			// Ranges with the port may be somebody's who has a better right.
 			ranges := first(claimants[claim.Range()], claim, func(*service.Service) bool { return true })
 			overBy := func(s *service.Service) bool {
-				if !claim.Range().IsRange() || claim.IsRange() || ranges == nil || ranges == s || !rangesOracle(ranges, claim.Protocol).Has(claim.Port) {
+				if !claim.Range().IsRange() || claim.IsRange() || ranges == nil || ranges == s ||
+					!rangesOracle(ranges, claim.Protocol).Has(claim.Port) {
 					return false
 				}
-				return guardOracle(services, ranges, claim.Range(), protected) == "" && first([]*service.Service{s, ranges}, claim, func(*service.Service) bool { return true }) == ranges
+				return guardOracle(services, ranges, claim.Range(), protected) == "" && first([]*service.Service{s, ranges}, claim,
+					func(*service.Service) bool { return true }) == ranges
 			}
 			if overBy(owner) {
 				found.Owner = ranges.Name
@@ -308,7 +312,8 @@ func TestConflictsAgainstOracle(t *testing.T) {
 		}
 	})
 	if conflicts == 0 || younger == 0 || restricted == 0 || guarded == 0 {
-		t.Fatalf("%d conflicts, %d of them won by a younger service, %d restrictions, %d protected: nothing was tested", conflicts, younger, restricted, guarded)
+		t.Fatalf("%d conflicts, %d of them won by a younger service, %d restrictions, %d protected: nothing was tested",
+			conflicts, younger, restricted, guarded)
 	}
 }
 
@@ -340,7 +345,8 @@ func TestUnchangedKeepsItsPointer(t *testing.T) {
 
 func deepCopy(s *service.Service) *service.Service {
 	c := *s
-	c.ClusterIPs, c.ExternalIPs, c.LoadBalancerIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.LoadBalancerIPs)
+	c.ClusterIPs, c.ExternalIPs, c.LoadBalancerIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs),
+		slices.Clone(s.LoadBalancerIPs)
 	if s.Sources != nil {
 		c.Sources = service.NewSources(s.Sources.Ranges())
 	}
@@ -362,7 +368,8 @@ func TestEveryFieldCounts(t *testing.T) {
 		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("203.0.113.1")},
 		Sources:         service.NewSources([]netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}),
 		AffinityTimeout: time.Minute, HealthCheckNodePort: 32000,
-		Ports: []service.Port{{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: service.MergeEndpoints([]service.Endpoint{first})}},
+		Ports: []service.Port{{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080,
+			Endpoints: service.MergeEndpoints([]service.Endpoint{first})}},
 	}
 	for name, change := range map[string]func(s *service.Service){
 		"created":       func(s *service.Service) { s.Created = s.Created.Add(time.Second) },

@@ -149,7 +149,8 @@ func (p *Port) HasEndpoints(family ip.Family) bool {
 // External reports whether the port can be reached, in one family, other than by a
 // cluster IP.
 func (s *Service) External(p *Port, family ip.Family) bool {
-	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, family.Has) || slices.ContainsFunc(s.LoadBalancerIPs, family.Has)
+	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, family.Has) || slices.ContainsFunc(s.LoadBalancerIPs,
+		family.Has)
 }
 
 // place is the node and family of a choice.
@@ -160,7 +161,8 @@ type place struct {
 
 // same says whether endpoints have the same traits at both places.
 func (p place) same(o place) bool {
-	return p.family == o.family && (p.node == o.node || p.node.Name == o.node.Name && p.node.Zone == o.node.Zone && slices.Equal(p.node.PodCIDRs, o.node.PodCIDRs))
+	return p.family == o.family && (p.node == o.node || p.node.Name == o.node.Name && p.node.Zone == o.node.Zone &&
+		slices.Equal(p.node.PodCIDRs, o.node.PodCIDRs))
 }
 
 // traits are the facts about an endpoint that matter at a place.
@@ -213,7 +215,9 @@ func (p *place) traits(e *Endpoint) traits {
 	switch {
 	case e.Node == p.node.Name:
 		t |= onNode
-	case e.Node == "", slices.ContainsFunc(p.node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(e.Addr.Addr()) }):
+	case e.Node == "", slices.ContainsFunc(p.node.PodCIDRs, func(r netip.Prefix) bool {
+		return r.Contains(e.Addr.Addr())
+	}):
 		t |= maybeOnNode
 	}
 	if e.weighted() {

@@ -14,7 +14,8 @@ import (
 // someEndpoint is one of a few hundred, or thousand, mostly of one kind: so that
 // it happens that all are ready, or none, or all have hints.
 func someEndpoint(rng *rand.Rand, kind, n int) service.Endpoint {
-	e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), uint16(80+n%2)), Node: []string{"", "node-1", "node-2", "node-3", "node-0"}[rng.IntN(5)]}
+	e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), uint16(80+n%2)),
+		Node: []string{"", "node-1", "node-2", "node-3", "node-0"}[rng.IntN(5)]}
 	if n%5 == 0 {
 		e.Addr = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("fd00::%x", n)), 80)
 	}
@@ -77,14 +78,17 @@ func TestChooseAfter(t *testing.T) {
 			case 3:
 				node.Name = fmt.Sprint("node-", rng.IntN(4))
 			case 4:
-				node.PodCIDRs = [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/25")}, {netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("fd00::/121")}}[rng.IntN(3)]
+				node.PodCIDRs = [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/25")}, {netip.MustParsePrefix("10.0.1.0/24"),
+					netip.MustParsePrefix("fd00::/121")}}[rng.IntN(3)]
 			}
 			node := node // a choice keeps its node
 			p := service.Port{Endpoints: list, NodePort: 30000}
 			for i, family := range ip.Families() {
 				want := s.Choose(&p, &node, family)
-				if n := s.Count(&p, &node, family); n.Cluster != want.Cluster.Len() || n.Local != want.Local.Len() || (n.Ready+n.Draining > 0) != want.Anywhere {
-					t.Fatalf("step %d: Count says %+v, Choose has %d and %d, anywhere %t", step, n, want.Cluster.Len(), want.Local.Len(), want.Anywhere)
+				if n := s.Count(&p, &node, family); n.Cluster != want.Cluster.Len() || n.Local != want.Local.Len() ||
+					(n.Ready+n.Draining > 0) != want.Anywhere {
+					t.Fatalf("step %d: Count says %+v, Choose has %d and %d, anywhere %t", step, n, want.Cluster.Len(),
+						want.Local.Len(), want.Anywhere)
 				}
 				last[i] = s.ChooseAfter(&last[i], &p, &node, family)
 				if diff := difference(choiceOf(want), choiceOf(last[i]), byChoice, byValue); diff != "" {

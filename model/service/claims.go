@@ -89,7 +89,8 @@ func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim
 // sameClaims says whether two versions of a service make the same claims by the same
 // rights. Mostly only endpoints have changed.
 func (s *Service) sameClaims(o *Service) bool {
-	return s.Created.Equal(o.Created) && s.whollyRetained() == o.whollyRetained() && s.HealthCheckNodePort == o.HealthCheckNodePort && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
+	return s.Created.Equal(o.Created) && s.whollyRetained() == o.whollyRetained() &&
+		s.HealthCheckNodePort == o.HealthCheckNodePort && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
 		s.Firewall().equal(o.Firewall()) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.EqualFunc(s.Ports, o.Ports, func(a, b Port) bool {
 			return a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort && a.Ranges == b.Ranges

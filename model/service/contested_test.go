@@ -28,7 +28,8 @@ func crowded(i, ports int) *service.Service {
 // wide asks for many addresses.
 func wide(name string, created, n, ports int) *service.Service {
 	s := crowded(0, ports)
-	s.Name, s.Created, s.ExternalIPs = service.NewName("tenant", name), time.Date(2026, 1, 1, 0, 0, created, 0, time.UTC), nil
+	s.Name, s.Created, s.ExternalIPs = service.NewName("tenant", name), time.Date(2026, 1, 1, 0, 0, created, 0, time.UTC),
+		nil
 	s.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 101, 0, byte(created)})}
 	for i := range n {
 		s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}))
@@ -77,7 +78,11 @@ func TestContestedClaimsScale(t *testing.T) {
 			b.Snapshot()
 			b.Set(crowded(n/2, 10))
 		},
-		"one asks for one port less": func(b *service.Builder, n int) { b.Set(crowded(n/2, 9)); b.Snapshot(); b.Set(crowded(n/2, 10)) },
+		"one asks for one port less": func(b *service.Builder, n int) {
+			b.Set(crowded(n/2, 9))
+			b.Snapshot()
+			b.Set(crowded(n/2, 10))
+		},
 	} {
 		few, many := crowd(n), crowd(8*n)
 		a := allocations(func() { change(few, n); few.Snapshot() })

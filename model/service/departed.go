@@ -9,8 +9,9 @@ import (
 	"nftproxy/model/spelling"
 )
 
-// Departed says what becomes of an established connection of TCP or SCTP to an endpoint that leaves the service: one that
-// its EndpointSlices do not have any more, in whatever state it was. Flows of UDP always go to another endpoint then.
+// Departed says what becomes of an established connection of TCP or SCTP to an endpoint that leaves the service: one
+// that its EndpointSlices do not have any more, in whatever state it was. Flows of UDP always go to another endpoint
+// then.
 type Departed struct {
 	Fate DepartedFate
 	// After is how long a connection may go on before it is cut, in whole seconds, MaxCutAfter at most.
@@ -20,8 +21,8 @@ type Departed struct {
 // DepartedFate is what is done about the connection.
 type DepartedFate uint8
 
-// DepartedAsNode leaves it to the node's --nftproxy-conntrack-clean-established. DepartedKeep leaves the connection alone.
-// DepartedCut has the client's next packet answered by a reset.
+// DepartedAsNode leaves it to the node's --nftproxy-conntrack-clean-established. DepartedKeep leaves the connection
+// alone. DepartedCut has the client's next packet answered by a reset.
 const (
 	DepartedAsNode DepartedFate = iota
 	DepartedKeep
@@ -54,7 +55,8 @@ func departedOption() option {
 			if !timed {
 				meant = spelling.DidYouMean(word, []string{"keep", "cut", "cut-after"})
 			}
-			return fmt.Errorf("not keep, cut or cut-after=TIME with whole seconds from 1s to %dh, such as cut-after=30s; %sthe node's --nftproxy-conntrack-clean-established is in force",
+			return fmt.Errorf("not keep, cut or cut-after=TIME with whole seconds from 1s to %dh, such as cut-after=30s; "+
+				"%sthe node's --nftproxy-conntrack-clean-established is in force",
 				int(MaxCutAfter.Hours()), meant)
 		},
 		get: func(o *Options) string {
@@ -81,7 +83,8 @@ func wholeSeconds(text string, most time.Duration) (d time.Duration, ok bool) {
 // EndpointSlices still have it (KEP-5989).
 type UDPHandling uint8
 
-// UDPDefault has their next packets go to another endpoint. UDPPreserve leaves the flows alone until the endpoint is gone.
+// UDPDefault has their next packets go to another endpoint. UDPPreserve leaves the flows alone until the endpoint is
+// gone.
 const (
 	UDPDefault UDPHandling = iota
 	UDPPreserve

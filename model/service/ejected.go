@@ -30,8 +30,8 @@ func (e Ejection) Text() string {
 // SetEjections replaces the ejections. A service that is in both with the same pointer costs nothing.
 func (b *Builder) SetEjections(e Ejections) { setNotes(b, &b.snapshot.Ejections, e) }
 
-// without returns the service with the ejected endpoints neither ready nor serving; the service itself if it has none of
-// them. An endpoint that is not ready anyway stays as it is.
+// without returns the service with the ejected endpoints neither ready nor serving; the service itself if it has none
+// of them. An endpoint that is not ready anyway stays as it is.
 func (s *Service) without(e *Ejected) *Service {
 	served := noted(s, e, func(e *Endpoint, _ Ejection) bool {
 		ready := e.Ready

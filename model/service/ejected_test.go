@@ -9,16 +9,18 @@ import (
 	"nftproxy/model/service"
 )
 
-// An endpoint that is left out counts as not ready, for the port that does without it and for no other, until it comes back.
-// The Service that the source has set stays as it was.
+// An endpoint that is left out counts as not ready, for the port that does without it and for no other, until it comes
+// back. The Service that the source has set stays as it was.
 func TestEjections(t *testing.T) {
 	first, second := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
 	endpoints := service.MergeEndpoints([]service.Endpoint{
 		{Addr: first, Node: "a", Ready: true, Serving: true}, {Addr: second, Node: "b", Ready: true, Serving: true},
 	})
-	s := &service.Service{Name: "shop/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []service.Port{
-		{Name: "web", Protocol: service.TCP, Port: 80, Endpoints: endpoints}, {Name: "admin", Protocol: service.TCP, Port: 81, Endpoints: endpoints},
-	}}
+	s := &service.Service{Name: "shop/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports: []service.Port{
+			{Name: "web", Protocol: service.TCP, Port: 80, Endpoints: endpoints}, {Name: "admin", Protocol: service.TCP,
+				Port: 81, Endpoints: endpoints},
+		}}
 	b := service.NewBuilder(service.Node{Name: "n"})
 	b.Set(s)
 	before := b.Snapshot()
@@ -27,7 +29,8 @@ func TestEjections(t *testing.T) {
 		choice := served.Choose(&served.Ports[port], b.Node(), ip.V4)
 		return choice.Cluster.Len()
 	}
-	e := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: first}, Since: time.Unix(1, 0), Why: "silent"}})
+	e := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: first}, Since: time.Unix(1, 0), Why: "silent"}})
 	b.SetEjections(service.Ejections{}.Set(s.Name, &e))
 	if web, admin := chosen(0), chosen(1); web != 1 || admin != 2 {
 		t.Errorf("%d and %d endpoints are chosen, want 1 and 2", web, admin)

@@ -33,7 +33,8 @@ func slotted(s *service.Service) int {
 
 // elementsOracle says by definition which services have what they ask for: going through them by age, of each namespace
 // those that its quarter has room for, and of these those that all have room for.
-func elementsOracle(set map[service.Name]*service.Service, limit int, asks func(*service.Service) int) map[service.Name]bool {
+func elementsOracle(set map[service.Name]*service.Service, limit int,
+	asks func(*service.Service) int) map[service.Name]bool {
 	type room struct {
 		left int
 		full bool
@@ -57,8 +58,9 @@ func elementsOracle(set map[service.Name]*service.Service, limit int, asks func(
 	return has
 }
 
-// TestElementsAgainstOracle: after any history the services alone decide which of them have the elements that they ask for.
-// Without room for slots a service is served without any, and without room for elements in part. No bound is exceeded.
+// TestElementsAgainstOracle: after any history the services alone decide which of them have the elements that they ask
+// for. Without room for slots a service is served without any, and without room for elements in part. No bound is
+// exceeded.
 func TestElementsAgainstOracle(t *testing.T) {
 	whole, random, cut := 0, 0, 0
 	seeds(t, 30, func(t *testing.T, rng *rand.Rand) {
@@ -87,7 +89,8 @@ func TestElementsAgainstOracle(t *testing.T) {
 		for range 60 {
 			for range 1 + rng.IntN(5) {
 				pick := func(of ...int) int { return of[rng.IntN(len(of))] }
-				s := hashing(fmt.Sprint("ns-", rng.IntN(5)), fmt.Sprint("svc-", rng.IntN(20)), rng.IntN(60), pick(1, 4, 80), pick(2, 40, 95))
+				s := hashing(fmt.Sprint("ns-", rng.IntN(5)), fmt.Sprint("svc-", rng.IntN(20)), rng.IntN(60), pick(1, 4, 80),
+					pick(2, 40, 95))
 				if rng.IntN(4) == 0 {
 					s.Options.Balance = service.ByRandom
 				}
@@ -140,8 +143,9 @@ func TestElementsAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestOneTenantTakesNotAllElements: twenty Services of 256 ports that are picked by a hash have a quarter of the elements
-// together. The others of the tenant are served without a hash, and a younger Service of another tenant has its hash.
+// TestOneTenantTakesNotAllElements: twenty Services of 256 ports that are picked by a hash have a quarter of the
+// elements together. The others of the tenant are served without a hash, and a younger Service of another tenant has
+// its hash.
 func TestOneTenantTakesNotAllElements(t *testing.T) {
 	b := service.NewBuilder(gen.PlainNode())
 	for i := range 20 {
@@ -161,7 +165,8 @@ func TestOneTenantTakesNotAllElements(t *testing.T) {
 	if got.Services.At(other.Name) != other {
 		t.Errorf("the other tenant's is\n%s", got.Services.At(other.Name))
 	}
-	want := "weights of endpoints and hashes of clients do not count, but for the weight 0: there is room for 1048576 elements beyond 4096 of each service, " +
+	want := "weights of endpoints and hashes of clients do not count, but for the weight 0: there is room for 1048576 " +
+		"elements beyond 4096 of each service, " +
 		"and for 262144 in one namespace, the oldest services first"
 	if left := got.LeftOut.At("greedy/svc-19"); left == nil || left.String() != want {
 		t.Errorf("left out: %v", left)

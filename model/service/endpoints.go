@@ -24,7 +24,9 @@ func MergeEndpoints(endpoints []Endpoint) Endpoints {
 		if c := a.Compare(b); c != 0 {
 			return c
 		}
-		return cmp.Or(b.rank()-a.rank(), compareBools(a.Node == "", b.Node == ""), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones), cmp.Compare(a.Weight, b.Weight), cmp.Compare(a.Part, b.Part))
+		return cmp.Or(b.rank()-a.rank(), compareBools(a.Node == "", b.Node == ""), strings.Compare(a.Node, b.Node),
+			cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones), cmp.Compare(a.Weight, b.Weight),
+			cmp.Compare(a.Part, b.Part))
 	})
 	return sorted.Of(slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr }))
 }
@@ -50,11 +52,12 @@ func (e *Endpoint) Drained() bool { return e.Weight == NewWeight(0) }
 // weighted says that the endpoint has another weight than the default one, or a part of it.
 func (e *Endpoint) weighted() bool { return e.Weight != 0 || e.Part != 0 }
 
-// Share is the endpoint's share of new connections, beside those of others: its weight in units of which a weight of 1 has WholePart,
-// so that each part of each weight is a whole number.
+// Share is the endpoint's share of new connections, beside those of others: its weight in units of which a weight of 1
+// has WholePart, so that each part of each weight is a whole number.
 func (e *Endpoint) Share() uint32 {
 	return uint32(e.Weight.Number()) * uint32(cmp.Or(e.Part, WholePart))
 }
 
-// TakesNew says that the endpoint's conditions let it get new connections, at least while no better endpoint does. A nil one gets none.
+// TakesNew says that the endpoint's conditions let it get new connections, at least while no better endpoint does. A
+// nil one gets none.
 func (e *Endpoint) TakesNew() bool { return e != nil && (e.Ready || e.Serving && e.Terminating) }

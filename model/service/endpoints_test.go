@@ -31,11 +31,14 @@ func TestMergeEndpoints(t *testing.T) {
 		{name: "none"},
 		{
 			name: "sorted by address, not by its text",
-			in:   []service.Endpoint{endpoint("10.0.1.10:80", ""), endpoint("[fd00::1]:80", ""), endpoint("10.0.1.9:80", ""), endpoint("10.0.1.9:8", "")},
-			want: []service.Endpoint{endpoint("10.0.1.9:8", ""), endpoint("10.0.1.9:80", ""), endpoint("10.0.1.10:80", ""), endpoint("[fd00::1]:80", "")},
+			in: []service.Endpoint{endpoint("10.0.1.10:80", ""), endpoint("[fd00::1]:80", ""), endpoint("10.0.1.9:80", ""),
+				endpoint("10.0.1.9:8", "")},
+			want: []service.Endpoint{endpoint("10.0.1.9:8", ""), endpoint("10.0.1.9:80", ""), endpoint("10.0.1.10:80", ""),
+				endpoint("[fd00::1]:80", "")},
 		}, {
 			name: "one that does not terminate wins, even if it is not ready",
-			in:   []service.Endpoint{endpoint("10.0.0.1:80", "a", "ready", "serving", "terminating"), endpoint("10.0.0.1:80", "b")},
+			in: []service.Endpoint{endpoint("10.0.0.1:80", "a", "ready", "serving", "terminating"),
+				endpoint("10.0.0.1:80", "b")},
 			want: []service.Endpoint{endpoint("10.0.0.1:80", "b")},
 		}, {
 			name: "then a ready one",
@@ -43,7 +46,8 @@ func TestMergeEndpoints(t *testing.T) {
 			want: []service.Endpoint{endpoint("10.0.0.1:80", "b", "ready")},
 		}, {
 			name: "then a serving one",
-			in:   []service.Endpoint{endpoint("10.0.0.1:80", "a", "terminating"), endpoint("10.0.0.1:80", "b", "serving", "terminating")},
+			in: []service.Endpoint{endpoint("10.0.0.1:80", "a", "terminating"), endpoint("10.0.0.1:80", "b", "serving",
+				"terminating")},
 			want: []service.Endpoint{endpoint("10.0.0.1:80", "b", "serving", "terminating")},
 		}, {
 			name: "then the node's name",
@@ -107,7 +111,8 @@ func TestChoose(t *testing.T) {
 		local     []string // on node a
 	}{
 		{"no endpoint", nil, ip.V4, nil, nil},
-		{"ready only, publishNotReadyAddresses' terminating one included", all, ip.V4, []string{"10.0.0.1:80", "10.0.0.6:80"}, []string{"10.0.0.1"}},
+		{"ready only, publishNotReadyAddresses' terminating one included", all, ip.V4, []string{"10.0.0.1:80", "10.0.0.6:80"},
+			[]string{"10.0.0.1"}},
 		{"the families fall back on their own", all, ip.V6, []string{"[fd00::1]:80"}, []string{"fd00::1"}},
 		{"none ready: serving while terminating", all[1:5], ip.V4, []string{"10.0.0.3:80"}, nil},
 		{"serving but neither ready nor terminating is never used", all[4:5], ip.V4, nil, nil},
@@ -157,11 +162,16 @@ func TestChoosePolicy(t *testing.T) {
 		cluster, local     string
 		anywhere           bool
 	}{
-		{"internal Local, nothing external: no cluster list", service.Local, service.Cluster, 0, []service.Endpoint{remote, local}, "", "10.0.0.2:80", true},
-		{"internal Local beside a node port needs both", service.Local, service.Cluster, 30000, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
-		{"external Local without anything external: no local list", service.Cluster, service.Local, 0, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "", true},
-		{"external Local", service.Cluster, service.Local, 30000, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
-		{"local falls back to terminating, cluster does not", service.Cluster, service.Local, 30000, []service.Endpoint{remote, leaving, unready}, "10.0.0.1:80", "10.0.0.3:80", true},
+		{"internal Local, nothing external: no cluster list", service.Local, service.Cluster, 0,
+			[]service.Endpoint{remote, local}, "", "10.0.0.2:80", true},
+		{"internal Local beside a node port needs both", service.Local, service.Cluster, 30000,
+			[]service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
+		{"external Local without anything external: no local list", service.Cluster, service.Local, 0,
+			[]service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "", true},
+		{"external Local", service.Cluster, service.Local, 30000, []service.Endpoint{remote, local},
+			"10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
+		{"local falls back to terminating, cluster does not", service.Cluster, service.Local, 30000,
+			[]service.Endpoint{remote, leaving, unready}, "10.0.0.1:80", "10.0.0.3:80", true},
 		{"only elsewhere", service.Local, service.Cluster, 0, []service.Endpoint{remote}, "", "", true},
 		{"only terminating elsewhere", service.Local, service.Cluster, 0, []service.Endpoint{leavingRemote}, "", "", true},
 		{"nothing usable", service.Local, service.Local, 30000, []service.Endpoint{unready}, "", "", false},
@@ -235,7 +245,8 @@ func TestMaybeOnNode(t *testing.T) {
 		node := service.Node{Name: "a", PodCIDRs: []netip.Prefix{netip.MustParsePrefix(test.podCIDR)}}
 		c := (&service.Service{ExternalPolicy: service.Local}).Choose(&p, &node, test.family)
 		for what, pair := range map[string][2]string{
-			"local": {test.here, texts(addresses(c.Local))}, "on the node": {test.here, texts(onNode(c))}, "perhaps": {test.maybe, texts(addresses(c.MaybeOnNode))},
+			"local": {test.here, texts(addresses(c.Local))}, "on the node": {test.here, texts(onNode(c))},
+			"perhaps": {test.maybe, texts(addresses(c.MaybeOnNode))},
 		} {
 			if pair[0] != pair[1] {
 				t.Errorf("podCIDR %s, %s, %s: want %q, got %q", test.podCIDR, test.family, what, pair[0], pair[1])

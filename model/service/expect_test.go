@@ -56,7 +56,8 @@ func TestExpectKeepsDeletions(t *testing.T) {
 		t.Errorf("the snapshot is\n%s", s)
 	}
 	claim := service.Claim{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: service.TCP, Port: 80}
-	if conflicts := s.Conflicts.At("a/youngest"); s.Conflicts.Len() != 1 || !conflicts.Has(claim) || s.Owners.Of(claim) != "a/middle" {
+	if conflicts := s.Conflicts.At("a/youngest"); s.Conflicts.Len() != 1 || !conflicts.Has(claim) ||
+		s.Owners.Of(claim) != "a/middle" {
 		t.Errorf("who has what is\n%s", s)
 	}
 	b.Delete("a/middle")

@@ -8,9 +8,9 @@ import (
 	"nftproxy/model/treap"
 )
 
-// WholePart is the Part of an endpoint that has grown. Parts are powers of two, so that pools stay short: beside 99 endpoints
-// of the same weight an endpoint makes a row of 397 slots with a quarter of it, 199 with a half and 100 with the whole; with
-// tenths up to 999.
+// WholePart is the Part of an endpoint that has grown. Parts are powers of two, so that pools stay short: beside 99
+// endpoints of the same weight an endpoint makes a row of 397 slots with a quarter of it, 199 with a half and 100 with
+// the whole; with tenths up to 999.
 const WholePart = 4
 
 // MaxSlowStart is the greatest Options.SlowStart.
@@ -22,7 +22,8 @@ func slowStartOption() option {
 		set: func(o *Options, value string) error {
 			d, ok := wholeSeconds(value, MaxSlowStart)
 			if !ok {
-				return fmt.Errorf("not a time with whole seconds from 1s to %dh, such as 30s; new endpoints have their whole weight at once", int(MaxSlowStart.Hours()))
+				return fmt.Errorf("not a time with whole seconds from 1s to %dh, such as 30s; new endpoints have their whole "+
+					"weight at once", int(MaxSlowStart.Hours()))
 			}
 			o.SlowStart = d
 			return nil
@@ -59,8 +60,8 @@ func (g Growing) Text() string {
 // SetGrowth replaces the growing endpoints. A service that is in both with the same pointer costs nothing.
 func (b *Builder) SetGrowth(g Growth) { setNotes(b, &b.snapshot.Growth, g) }
 
-// grown returns the service with the part of the weight that growing endpoints have, and as many slots as fit the limit on its
-// elements; the service itself if it has none of them.
+// grown returns the service with the part of the weight that growing endpoints have, and as many slots as fit the limit
+// on its elements; the service itself if it has none of them.
 func (s *Service) grown(growing *Growers, limit int) *Service {
 	served := noted(s, growing, func(e *Endpoint, g Growing) bool {
 		e.Part = g.Part

@@ -13,7 +13,8 @@ import (
 func growingOf(name service.Name, part uint8, numbers ...byte) service.Growth {
 	var list []service.Growing
 	for _, n := range numbers {
-		list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: endpointAt(n)}, Part: part, Since: time.Unix(1, 0)})
+		list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+			Addr: endpointAt(n)}, Part: part, Since: time.Unix(1, 0)})
 	}
 	growers := service.NewNotes(list)
 	return service.Growth{}.Set(name, &growers)
@@ -30,20 +31,23 @@ func growable(n int, weight service.Weight) *service.Service {
 		list = append(list, service.Endpoint{Addr: endpointAt(byte(i)), Ready: true, Serving: true, Weight: weight})
 	}
 	endpoints := service.MergeEndpoints(list)
-	return &service.Service{Name: "shop/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []service.Port{
-		{Name: "web", Protocol: service.TCP, Port: 80, Endpoints: endpoints}, {Name: "admin", Protocol: service.TCP, Port: 81, Endpoints: endpoints},
-	}}
+	return &service.Service{Name: "shop/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports: []service.Port{
+			{Name: "web", Protocol: service.TCP, Port: 80, Endpoints: endpoints}, {Name: "admin", Protocol: service.TCP,
+				Port: 81, Endpoints: endpoints},
+		}}
 }
 
-// TestGrowth: a growing endpoint has a part of its own weight, however small that is, at the port where it is growing and at no other.
-// The Service that the source has set stays as it was.
+// TestGrowth: a growing endpoint has a part of its own weight, however small that is, at the port where it is growing
+// and at no other. The Service that the source has set stays as it was.
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		weight uint16
 		part   uint8
 		want   uint32 // in quarters
 	}{
-		{100, 1, 100}, {100, 2, 200}, {65535, 1, 65535}, {7, 1, 7}, {7, 2, 14}, {1, 1, 1}, {1, 2, 2}, {0, 1, 0}, {200, 2, 400},
+		{100, 1, 100}, {100, 2, 200}, {65535, 1, 65535}, {7, 1, 7}, {7, 2, 14}, {1, 1, 1}, {1, 2, 2}, {0, 1, 0},
+		{200, 2, 400},
 	} {
 		b, s := service.NewBuilder(service.Node{Name: "n"}), growable(3, service.NewWeight(c.weight))
 		b.Set(s)
@@ -55,7 +59,8 @@ func TestGrowth(t *testing.T) {
 		if got := weight(0, 1); got != c.want {
 			t.Errorf("%d/4 of %d is %d quarters, want %d", c.part, c.weight, got, c.want)
 		}
-		if whole := service.WholePart * uint32(c.weight); weight(0, 0) != whole || weight(1, 1) != whole || b.Service(s.Name) != s {
+		if whole := service.WholePart * uint32(c.weight); weight(0, 0) != whole || weight(1, 1) != whole ||
+			b.Service(s.Name) != s {
 			t.Errorf("others have %d and %d quarters, want those of %d", weight(0, 0), weight(1, 1), c.weight)
 		}
 		if b.SetGrowth(service.Growth{}); b.Snapshot().Services.At(s.Name) != before.Services.At(s.Name) {
@@ -64,8 +69,8 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// TestGrowthBounded: the slots of a growing Service fit a quarter of the bound on its elements, too. Where they do not, there are
-// fewer, down to one for each endpoint.
+// TestGrowthBounded: the slots of a growing Service fit a quarter of the bound on its elements, too. Where they do not,
+// there are fewer, down to one for each endpoint.
 func TestGrowthBounded(t *testing.T) {
 	for _, limit := range []int{250, 300, 1600, 2000, 2400, 4400, 1 << 18} {
 		b, s := service.NewBuilder(service.Node{Name: "n"}), growable(100, 0)

@@ -107,7 +107,9 @@ func (n NodePortAddresses) On(node *Node, family ip.Family) (addrs []netip.Addr,
 		return nil, !primary || !node.AddressPending
 	}
 	for _, a := range node.HostAddresses {
-		if !a.IsLoopback() && !slices.Contains(addrs, a) && slices.ContainsFunc(ours, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if !a.IsLoopback() && !slices.Contains(addrs, a) && slices.ContainsFunc(ours, func(p netip.Prefix) bool {
+			return p.Contains(a)
+		}) {
 			addrs = append(addrs, a)
 		}
 	}

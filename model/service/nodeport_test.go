@@ -27,26 +27,35 @@ func TestNodePortAddresses(t *testing.T) {
 		pending                  bool
 		v4, v6                   string // "all" for every address
 	}{
-		{name: "primary: the first of each family", node: "192.168.0.2 2001:db8::2 192.168.0.3 2001:db8::3", v4: "192.168.0.2", v6: "2001:db8::2"},
+		{name: "primary: the first of each family", node: "192.168.0.2 2001:db8::2 192.168.0.3 2001:db8::3",
+			v4: "192.168.0.2", v6: "2001:db8::2"},
 		{name: "primary by name", option: "primary", node: "192.168.0.2", v4: "192.168.0.2", v6: "all"},
 		{name: "primary, nothing known", host: "192.168.0.2", v4: "all", v6: "all"},
 		{name: "primary, to come", pending: true, host: "192.168.0.2"},
-		{name: "CIDRs, primary to come", pending: true, option: "192.168.0.0/16,::/0", host: "192.168.0.2", v4: "192.168.0.2", v6: "all"},
+		{name: "CIDRs, primary to come", pending: true, option: "192.168.0.0/16,::/0", host: "192.168.0.2", v4: "192.168.0.2",
+			v6: "all"},
 		{name: "primary is no loopback address", node: "127.0.0.1 192.168.0.2", v4: "192.168.0.2", v6: "all"},
 		{
 			name: "CIDRs", option: "192.168.0.0/16,2001:db8::/64", node: "10.9.9.9",
-			host: "127.0.0.1 192.168.0.2 192.168.7.7 203.0.113.1 2001:db8::5 2001:db8:1::5", v4: "192.168.0.2 192.168.7.7", v6: "2001:db8::5",
+			host: "127.0.0.1 192.168.0.2 192.168.7.7 203.0.113.1 2001:db8::5 2001:db8:1::5", v4: "192.168.0.2 192.168.7.7",
+			v6: "2001:db8::5",
 		},
 		{name: "CIDRs that contain none", option: "198.51.100.0/24,2001:db8::/64", host: "192.168.0.2"},
 		{name: "a host within a CIDR", option: "192.168.0.2/24,::1/128", host: "192.168.0.9 ::1", v4: "192.168.0.9"},
-		{name: "zero CIDR", option: "192.168.0.0/16,0.0.0.0/0,2001:db8::/64", host: "192.168.0.2 2001:db8::1", v4: "all", v6: "2001:db8::1"},
+		{name: "zero CIDR", option: "192.168.0.0/16,0.0.0.0/0,2001:db8::/64", host: "192.168.0.2 2001:db8::1", v4: "all",
+			v6: "2001:db8::1"},
 		{name: "all", option: "all", node: "192.168.0.2", host: "192.168.0.2 2001:db8::1", v4: "all", v6: "all"},
 		{name: "localhost serves no node ports", option: "localhost", node: "192.168.0.2", host: "127.0.0.1 ::1 192.168.0.2"},
-		{name: "primary and localhost", option: "primary,localhost", node: "192.168.0.2", host: "127.0.0.1 ::1 192.168.0.2 192.168.0.3", v4: "192.168.0.2"},
-		{name: "primary and a CIDR", option: "10.0.0.0/8,primary", node: "192.168.0.2 2001:db8::2", host: "10.1.1.1 192.168.0.2 192.168.0.3", v4: "192.168.0.2 10.1.1.1", v6: "2001:db8::2"},
-		{name: "primary within a CIDR", option: "192.168.0.0/16,primary", node: "192.168.0.2", host: "192.168.0.2 192.168.0.3 2001:db8::1", v4: "192.168.0.2 192.168.0.3", v6: "all"},
-		{name: "primary and a CIDR, primary to come", pending: true, option: "primary,10.0.0.0/8", host: "10.1.1.1", v4: "10.1.1.1"},
-		{name: "localhost and a CIDR", option: "localhost,10.0.0.0/8", node: "192.168.0.2", host: "127.0.0.1 10.1.1.1 192.168.0.2", v4: "10.1.1.1"},
+		{name: "primary and localhost", option: "primary,localhost", node: "192.168.0.2",
+			host: "127.0.0.1 ::1 192.168.0.2 192.168.0.3", v4: "192.168.0.2"},
+		{name: "primary and a CIDR", option: "10.0.0.0/8,primary", node: "192.168.0.2 2001:db8::2",
+			host: "10.1.1.1 192.168.0.2 192.168.0.3", v4: "192.168.0.2 10.1.1.1", v6: "2001:db8::2"},
+		{name: "primary within a CIDR", option: "192.168.0.0/16,primary", node: "192.168.0.2",
+			host: "192.168.0.2 192.168.0.3 2001:db8::1", v4: "192.168.0.2 192.168.0.3", v6: "all"},
+		{name: "primary and a CIDR, primary to come", pending: true, option: "primary,10.0.0.0/8", host: "10.1.1.1",
+			v4: "10.1.1.1"},
+		{name: "localhost and a CIDR", option: "localhost,10.0.0.0/8", node: "192.168.0.2",
+			host: "127.0.0.1 10.1.1.1 192.168.0.2", v4: "10.1.1.1"},
 		{name: "all and primary", option: "primary,all", node: "192.168.0.2 2001:db8::2", v4: "all", v6: "all"},
 		{name: "one family only", option: "192.168.0.0/16", host: "192.168.0.2 2001:db8::1", v4: "192.168.0.2", v6: "all"},
 	} {
@@ -72,7 +81,8 @@ func TestNodePortAddresses(t *testing.T) {
 			}
 		})
 	}
-	for _, bad := range [][]string{{"primary", "10.0.0.0/8", "primary"}, {"localhost", "localhost"}, {"all", "all"}, {"Primary"}, {"10.0.0.0"}, {""}, {"10.0.0.0/33"}} {
+	for _, bad := range [][]string{{"primary", "10.0.0.0/8", "primary"}, {"localhost", "localhost"}, {"all", "all"},
+		{"Primary"}, {"10.0.0.0"}, {""}, {"10.0.0.0/33"}} {
 		if _, err := service.ParseNodePortAddresses(bad); err == nil {
 			t.Errorf("%q: no error", bad)
 		}
@@ -90,12 +100,14 @@ func TestNodeSettings(t *testing.T) {
 	}
 }
 
-// TestLoopback: a list that names loopback addresses serves on 127.0.0.1 or ::1; one that contains them among others does
-// not. Ranges without these two serve nothing.
+// TestLoopback: a list that names loopback addresses serves on 127.0.0.1 or ::1; one that contains them among others
+// does not. Ranges without these two serve nothing.
 func TestLoopback(t *testing.T) {
 	for option, want := range map[string]string{
-		"localhost": "127.0.0.1 ::1", "10.0.0.0/8,127.0.0.1/32": "127.0.0.1", "::1/128": "::1", "primary": "", "all": "", "0.0.0.0/0": "", "::/0": "",
-		"all,localhost": "127.0.0.1 ::1", "primary,127.0.0.0/8": "127.0.0.1", "127.0.0.5/32": "not 127.0.0.5/32", "127.1.0.0/16,localhost": "127.0.0.1 ::1 not 127.1.0.0/16",
+		"localhost": "127.0.0.1 ::1", "10.0.0.0/8,127.0.0.1/32": "127.0.0.1", "::1/128": "::1", "primary": "", "all": "",
+		"0.0.0.0/0": "", "::/0": "",
+		"all,localhost": "127.0.0.1 ::1", "primary,127.0.0.0/8": "127.0.0.1", "127.0.0.5/32": "not 127.0.0.5/32",
+		"127.1.0.0/16,localhost": "127.0.0.1 ::1 not 127.1.0.0/16",
 	} {
 		n, err := service.ParseNodePortAddresses(strings.Split(option, ","))
 		if err != nil {

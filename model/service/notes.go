@@ -32,7 +32,8 @@ type note interface {
 	endpoint() PortEndpoint
 }
 
-// Notes are those of the endpoints of one service, sorted by protocol, port and address, each endpoint once. A nil one has none.
+// Notes are those of the endpoints of one service, sorted by protocol, port and address, each endpoint once. A nil one
+// has none.
 type Notes[N note] []N
 
 // NewNotes sorts in place and keeps the slice. Of duplicates it keeps the first.
@@ -68,8 +69,8 @@ func (n *Notes[N]) Of(p *Port) []N {
 	return list
 }
 
-// noted returns the service with its endpoints as edit makes them, which says whether it changes one; the service itself if nothing
-// changes.
+// noted returns the service with its endpoints as edit makes them, which says whether it changes one; the service
+// itself if nothing changes.
 func noted[N note](s *Service, notes *Notes[N], edit func(*Endpoint, N) bool) *Service {
 	if notes == nil {
 		return s

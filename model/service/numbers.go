@@ -22,7 +22,8 @@ func (b *Builder) overNumber(c Claim, claimant right) Name {
 		return ""
 	}
 	owner := b.winner(n)
-	if owner == "" || owner.name() == claimant.name() || owner > claimant || b.protection(owner.name(), n, owner.rank()) != "" {
+	if owner == "" || owner.name() == claimant.name() || owner > claimant ||
+		b.protection(owner.name(), n, owner.rank()) != "" {
 		return ""
 	}
 	return owner.name()
@@ -39,7 +40,8 @@ func (b *Builder) losesNumber(name Name, c Claim) bool {
 	if owner == "" || owner.name() != name || b.protection(name, n, owner.rank()) != "" {
 		return false
 	}
-	return other != "" && other.name() != name && other.rank() != asClusterIP && b.protection(other.name(), c, other.rank()) == "" &&
+	return other != "" && other.name() != name && other.rank() != asClusterIP && b.protection(other.name(), c,
+		other.rank()) == "" &&
 		b.over(c, other) == ""
 }
 

@@ -60,7 +60,8 @@ type Options struct {
 
 // Equal reports whether both ask for the same.
 func (o Options) Equal(p Options) bool {
-	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed && o.Eject == p.Eject &&
+	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed &&
+		o.Eject == p.Eject &&
 		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart &&
 		o.TCPTimeouts == p.TCPTimeouts && o.UDPTimeouts == p.UDPTimeouts && o.UDPHandling == p.UDPHandling
 }
@@ -76,15 +77,20 @@ type option struct {
 	get func(o *Options) string
 }
 
-// allOptions lists the keys, sorted. A new option is a field of Options, a comparison in Options.Equal and an entry here.
+// allOptions lists the keys, sorted. A new option is a field of Options, a comparison in Options.Equal and an entry
+// here.
 func allOptions() []option {
 	return []option{
-		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "the node's --nftproxy-balance"),
+		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0,
+			"the node's --nftproxy-balance"),
 		departedOption(),
-		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
-		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
+		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff,
+			"the node's --nftproxy-eject"),
+		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0,
+			"drop"),
 		portRangesOption(),
-		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0, "Default"),
+		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0,
+			"Default"),
 		slowStartOption(),
 		{"source-ranges", setSourceRanges, func(o *Options) string { return o.SourceRanges.text() }},
 		tcpTimeoutOption(),
@@ -103,8 +109,8 @@ func AllOptions() func(yield func(key string) bool) {
 	}
 }
 
-// wordOption is an option whose values are words. The values of the words follow each other, from the first one's on. Without
-// the annotation the value is 0, and unset says what is in force.
+// wordOption is an option whose values are words. The values of the words follow each other, from the first one's on.
+// Without the annotation the value is 0, and unset says what is in force.
 func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, first T, unset string) option {
 	return option{
 		key: key,
@@ -127,8 +133,8 @@ func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, f
 	}
 }
 
-// Set reads the value of a key, as OptionKey returns it. If the key is unknown or the value cannot be used, the error says
-// what is allowed. Then it changes nothing, but that bad source ranges admit nobody.
+// Set reads the value of a key, as OptionKey returns it. If the key is unknown or the value cannot be used, the error
+// says what is allowed. Then it changes nothing, but that bad source ranges admit nobody.
 func (o *Options) Set(key, value string) error {
 	all := allOptions()
 	for _, known := range all {
@@ -140,14 +146,15 @@ func (o *Options) Set(key, value string) error {
 	for i, known := range all {
 		keys[i] = OptionAnnotation(known.key)
 	}
-	return fmt.Errorf("unknown key; %sthere are %s", spelling.DidYouMean(OptionAnnotation(key), keys), strings.Join(keys, ", "))
+	return fmt.Errorf("unknown key; %sthere are %s", spelling.DidYouMean(OptionAnnotation(key), keys),
+		strings.Join(keys, ", "))
 }
 
 // MisspeltPrefixes are the annotations that MeantOption has to see, each with * for the rest of the key.
 func MisspeltPrefixes() []string { return []string{"nft*", "Nft*", "NFT*"} }
 
-// MeantOption returns the option of a Service that was meant by an annotation that is not ours since its prefix is wrong,
-// such as nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
+// MeantOption returns the option of a Service that was meant by an annotation that is not ours since its prefix is
+// wrong, such as nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
 func MeantOption(annotation string) string {
 	return MeantBy(annotation, slices.Collect(AllOptions()))
 }
@@ -159,7 +166,8 @@ func MeantBy(annotation string, keys []string) string {
 	domain := strings.TrimSuffix(OptionPrefix, "/")
 	bare, _, _ := strings.Cut(domain, ".")
 	label, _, _ := strings.Cut(prefix, ".")
-	if !found || ours || spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label, []string{bare}) == "" {
+	if !found || ours || spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label,
+		[]string{bare}) == "" {
 		return ""
 	}
 	if key := spelling.Nearest(name, keys); key != "" {
@@ -191,13 +199,13 @@ func (o Options) String() string {
 	return strings.Join(words, " ")
 }
 
-// Failover says what becomes of a connection from outside of the cluster to an address or node port with external policy
-// Local while the node has no endpoint for it.
+// Failover says what becomes of a connection from outside of the cluster to an address or node port with external
+// policy Local while the node has no endpoint for it.
 type Failover uint8
 
-// FailoverDrop drops it, as Kubernetes promises. FailoverPass leaves it to routing, untranslated, so that another node or
-// cluster that announces the address may serve it; there is nowhere to pass a node port to. FailoverCluster sends it to
-// any endpoint, as policy Cluster would.
+// FailoverDrop drops it, as Kubernetes promises. FailoverPass leaves it to routing, untranslated, so that another node
+// or cluster that announces the address may serve it; there is nowhere to pass a node port to. FailoverCluster sends it
+// to any endpoint, as policy Cluster would.
 const (
 	FailoverDrop Failover = iota
 	FailoverPass
@@ -212,7 +220,8 @@ func (f Failover) String() string { return failoverWords()[f] }
 // endpoint for it. It is FailoverDrop at cluster IPs and with external policy Cluster, where it never comes to that.
 func (s *Service) FailoverAt(c Claim) Failover {
 	f := s.Options.ExternalFailover
-	if s.ExternalPolicy == Cluster || f == FailoverPass && c.Addr.IsUnspecified() || slices.Contains(s.ClusterIPs, c.Addr) {
+	if s.ExternalPolicy == Cluster || f == FailoverPass && c.Addr.IsUnspecified() ||
+		slices.Contains(s.ClusterIPs, c.Addr) {
 		return FailoverDrop
 	}
 	return f
@@ -221,8 +230,8 @@ func (s *Service) FailoverAt(c Claim) Failover {
 // Eject says what is done about endpoints that do not answer the node (model/ejection).
 type Eject uint8
 
-// EjectAsNode leaves it to the node's --nftproxy-eject. EjectOff does nothing, EjectReport says what would be done, EjectOn
-// leaves the endpoints out.
+// EjectAsNode leaves it to the node's --nftproxy-eject. EjectOff does nothing, EjectReport says what would be done,
+// EjectOn leaves the endpoints out.
 const (
 	EjectAsNode Eject = iota
 	EjectOff

@@ -70,19 +70,22 @@ func TestOptionsRefuse(t *testing.T) {
 		{"slow-start", "999ms", "whole seconds from 1s to 1h"},
 		{"slow-start", "1h0m1s", "whole seconds from 1s to 1h"},
 		{"slow-start", "300000h", "whole seconds from 1s to 1h"},
-		{"tcp-established-timeout", "", "not one of 1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h, 24h, 72h or 168h; the node's time-out is in force"},
+		{"tcp-established-timeout", "", "not one of 1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h, 24h, 72h or 168h; the node's " +
+			"time-out is in force"},
 		{"tcp-established-timeout", "3h", "not one of 1m"},
 		{"tcp-established-timeout", "7200", "not one of 1m"},
 		{"tcp-established-timeout", "-2h", "not one of 1m"},
 		{"tcp-established-timeout", "10s", "not one of 1m"},
 		{"udp-timeouts", "", "not UNREPLIED,REPLIED such as 30s,10m"},
-		{"udp-timeouts", "30s", "with UNREPLIED of 10s, 30s, 1m, 5m or 10m, and REPLIED as long or longer, of 10s, 30s, 1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h or 24h; the node's time-outs are in force"},
+		{"udp-timeouts", "30s", "with UNREPLIED of 10s, 30s, 1m, 5m or 10m, and REPLIED as long or longer, of 10s, 30s, " +
+			"1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h or 24h; the node's time-outs are in force"},
 		{"udp-timeouts", "30s,10m,1h", "not UNREPLIED,REPLIED"},
 		{"udp-timeouts", "10m,30s", "REPLIED as long or longer"},
 		{"udp-timeouts", "30m,1h", "with UNREPLIED of 10s"},
 		{"udp-timeouts", "31s,10m", "with UNREPLIED of 10s"},
 		{"udp-timeouts", "30s,72h", "of 10s, 30s, 1m"},
-		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default is in force"},
+		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default " +
+			"is in force"},
 		{"udp-connection-handling", "Default", "unknown key; there are nftproxy.io/"},
 		{"external-failure", "pass", "unknown key; there are nftproxy.io/"},
 		{"", "pass", "unknown key; there are nftproxy.io/"},
@@ -101,8 +104,10 @@ func TestOptionsRefuse(t *testing.T) {
 // TestOptionsEqual: Options that differ in one field, whichever it is, are not equal.
 func TestOptionsEqual(t *testing.T) {
 	values := map[string]string{
-		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass", "port-ranges": "80-90/TCP",
-		"slow-start": "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none", service.UDPHandlingAnnotation: "PreserveDuringTermination",
+		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass",
+		"port-ranges": "80-90/TCP",
+		"slow-start":  "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none",
+		service.UDPHandlingAnnotation: "PreserveDuringTermination",
 	}
 	fields := 0
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[service.Options]()) {
@@ -136,9 +141,11 @@ func TestSourceRanges(t *testing.T) {
 		{"0.0.0.0/0", "0.0.0.0/0", ""},
 		{"", "none", "no client outside is admitted"},
 		{" , ", "none", "no client outside is admitted"},
-		{"192.0.2.1", "none", `want "none", or ranges such as 192.0.2.0/24 or 2001:db8::/32 with commas between; 1 of 1 cannot be used, and admit no client, the first is "192.0.2.1"`},
+		{"192.0.2.1", "none", `want "none", or ranges such as 192.0.2.0/24 or 2001:db8::/32 with commas between; 1 of 1 ` +
+			`cannot be used, and admit no client, the first is "192.0.2.1"`},
 		{"192.0.2.0/24,none", "192.0.2.0/24", `1 of 2 cannot be used`},
-		{"192.0.2.0/24,10.0.0.0/33,fe80::%eth0/64", "192.0.2.0/24", `2 of 3 cannot be used, and admit no client, the first is "10.0.0.0/33"`},
+		{"192.0.2.0/24,10.0.0.0/33,fe80::%eth0/64", "192.0.2.0/24", `2 of 3 cannot be used, and admit no client, the first ` +
+			`is "10.0.0.0/33"`},
 		{"::ffff:10.0.0.0/104", "none", "1 of 1 cannot be used"},
 		{many, "192.0.2.1/32", ""},
 		{many + "10.0.0.0/8", "192.0.2.1/32", "1001 ranges, of which the first 1000 count; the others admit no client"},
@@ -178,7 +185,8 @@ func TestSourcesAnd(t *testing.T) {
 		a, b := random(), random()
 		both := a.And(b)
 		for i := range 32 {
-			for _, addr := range []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), netip.AddrFrom16([16]byte{15: byte(i)})} {
+			for _, addr := range []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}),
+				netip.AddrFrom16([16]byte{15: byte(i)})} {
 				if in(both, addr) != (in(a, addr) && in(b, addr)) {
 					t.Fatalf("%v and %v are %v, which is wrong for %s", a.Ranges(), b.Ranges(), both.Ranges(), addr)
 				}
@@ -187,7 +195,8 @@ func TestSourcesAnd(t *testing.T) {
 	}
 }
 
-// TestTimeouts: times may be written in any form. Each value has a name of its own, that comes back, and there are few of them.
+// TestTimeouts: times may be written in any form. Each value has a name of its own, that comes back, and there are few
+// of them.
 func TestTimeouts(t *testing.T) {
 	var o service.Options
 	for key, value := range map[string]string{"udp-timeouts": " 60s, 0.5h", "tcp-established-timeout": "120m"} {
@@ -198,7 +207,8 @@ func TestTimeouts(t *testing.T) {
 	if got, want := o.String(), "tcp-established-timeout=2h udp-timeouts=1m,30m"; got != want {
 		t.Errorf("read as %s, want %s", got, want)
 	}
-	if tcp, udp, sctp := o.TimeoutsOf(service.TCP).String(), o.TimeoutsOf(service.UDP).String(), o.TimeoutsOf(service.SCTP).String(); tcp != "tcp-2h" || udp != "udp-1m-30m" || sctp != "" {
+	if tcp, udp, sctp := o.TimeoutsOf(service.TCP).String(), o.TimeoutsOf(service.UDP).String(), o.TimeoutsOf(
+		service.SCTP).String(); tcp != "tcp-2h" || udp != "udp-1m-30m" || sctp != "" {
 		t.Errorf("the protocols have %q, %q and %q", tcp, udp, sctp)
 	}
 	names := map[string]bool{}
@@ -221,7 +231,8 @@ func TestTimeouts(t *testing.T) {
 	if len(names) != 56 {
 		t.Errorf("%d names, want 56: docs/internals/options.md says so", len(names))
 	}
-	for _, text := range []string{"", "udp", "udp-30s", "udp-30s-2m", "tcp-", "tcp-3h", "sctp-2h", "udp-10m-30s", "tcp-2h-2h"} {
+	for _, text := range []string{"", "udp", "udp-30s", "udp-30s-2m", "tcp-", "tcp-3h", "sctp-2h", "udp-10m-30s",
+		"tcp-2h-2h"} {
 		if got := service.ParseTimeouts(text); got != (service.Timeouts{}) {
 			t.Errorf("%q is %+v", text, got)
 		}

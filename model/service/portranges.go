@@ -11,12 +11,12 @@ import (
 // PortRange is all port numbers from First to Last.
 type PortRange struct{ First, Last uint16 }
 
-// PortRanges are ranges of port numbers as text: "10000-20000,30000". They are sorted, and there is a gap between each two. As
-// text they can be compared by ==.
+// PortRanges are ranges of port numbers as text: "10000-20000,30000". They are sorted, and there is a gap between each
+// two. As text they can be compared by ==.
 type PortRanges string
 
-// MaxPortRanges is the greatest number of ranges that one service may have, of all protocols. The kernel finds a port among
-// them in a tree.
+// MaxPortRanges is the greatest number of ranges that one service may have, of all protocols. The kernel finds a port
+// among them in a tree.
 const MaxPortRanges = 16
 
 // All yields the ranges in order.
@@ -30,8 +30,8 @@ func (r PortRanges) All() func(yield func(PortRange) bool) {
 	}
 }
 
-// Has reports whether a port is in one of the ranges. The clean-up of connection tracking asks for each connection, so it reads the
-// text as it is.
+// Has reports whether a port is in one of the ranges. The clean-up of connection tracking asks for each connection, so
+// it reads the text as it is.
 func (r PortRanges) Has(port uint16) bool {
 	var first, n uint16
 	single := true
@@ -93,8 +93,8 @@ type RangesByProtocol string
 // protocols lists the protocols that a service port can have.
 func protocols() []Protocol { return []Protocol{TCP, UDP, SCTP} }
 
-// parsePortRanges reads the value of the annotation: ranges with their protocols, and commas between them. The first range
-// of the list may have blanks around it, as the others.
+// parsePortRanges reads the value of the annotation: ranges with their protocols, and commas between them. The first
+// range of the list may have blanks around it, as the others.
 func parsePortRanges(value string) (RangesByProtocol, error) {
 	const want = "; want a list such as 5060/TCP,10000-20000/UDP, of TCP, UDP and SCTP"
 	byProtocol := map[Protocol][]PortRange{}
@@ -203,9 +203,9 @@ func (s *Service) RangesRefused() string {
 	return ""
 }
 
-// SetRangePorts replaces the service's ports that are ranges by those that its Options ask for: one for each protocol, behind
-// the other ports. They have the endpoints of all other ports of the service, whose own ports do not count: they are 0 there. It
-// changes s.
+// SetRangePorts replaces the service's ports that are ranges by those that its Options ask for: one for each protocol,
+// behind the other ports. They have the endpoints of all other ports of the service, whose own ports do not count: they
+// are 0 there. It changes s.
 func (s *Service) SetRangePorts() {
 	s.Ports = slices.DeleteFunc(s.Ports, func(p Port) bool { return p.IsRange() })
 	if s.Options.PortRanges == "" || s.RangesRefused() != "" {
@@ -249,8 +249,8 @@ func (s *Service) withoutRanges() *Service {
 	return &c
 }
 
-// Endpoint returns the port's endpoint that a connection to a port number leads to if it goes on at the address to; nil if that is
-// none.
+// Endpoint returns the port's endpoint that a connection to a port number leads to if it goes on at the address to; nil
+// if that is none.
 func (p *Port) Endpoint(number uint16, to netip.AddrPort) *Endpoint {
 	if p.IsRange() {
 		if to.Port() != number {
@@ -261,8 +261,8 @@ func (p *Port) Endpoint(number uint16, to netip.AddrPort) *Endpoint {
 	return p.Endpoints.Find(Endpoint{Addr: to})
 }
 
-// IsRange reports whether the claim is one to ranges of ports: of an address and protocol, whatever the ranges are. One service
-// has the ranges of each address and protocol.
+// IsRange reports whether the claim is one to ranges of ports: of an address and protocol, whatever the ranges are. One
+// service has the ranges of each address and protocol.
 func (c Claim) IsRange() bool { return c.Protocol != 0 && c.Port == 0 && !c.Addr.IsUnspecified() }
 
 // Range returns the claim to ranges of the claim's address and protocol.
@@ -292,19 +292,21 @@ func (s *Service) rangeList() RangesByProtocol {
 // size is that of one list in the bound on different lists.
 func (RangesByProtocol) size() int { return 1 }
 
-// DefaultMaxRangeLists is the bound on different lists of port ranges. Each has chains and sets of its own in the kernel, one for
-// each protocol.
+// DefaultMaxRangeLists is the bound on different lists of port ranges. Each has chains and sets of its own in the
+// kernel, one for each protocol.
 const DefaultMaxRangeLists = 256
 
 // UnservedRanges says that a service's port ranges exceed the bound on different lists.
 type UnservedRanges struct {
-	// Limit is how many lists all services may have together. The services of one namespace bring in a quarter of them at most.
+	// Limit is how many lists all services may have together. The services of one namespace bring in a quarter of them at
+	// most.
 	Limit int
 }
 
 // String reads like "no port range is served: ...".
 func (u *UnservedRanges) String() string {
-	return fmt.Sprintf("no port range is served: there is room for %d different lists of port ranges, and for %d by the Services of one namespace, the oldest Services first",
+	return fmt.Sprintf("no port range is served: there is room for %d different lists of port ranges, and for %d by the "+
+		"Services of one namespace, the oldest Services first",
 		u.Limit, shareOf(u.Limit))
 }
 
@@ -312,8 +314,9 @@ func (u *UnservedRanges) String() string {
 const nodeAddress Protection = "an address of the node, where ranges would take node ports and the node's own"
 
 // protectsRange returns why ranges of the service are kept from an address that is not its cluster IP: it is one of the
-// node that serves node ports, or one of the ports is protected. Anybody may write an external IP, and ranges take ports that
-// nobody claims. So there it is any address of the node, another service's cluster IP, and an address with an endpoint.
+// node that serves node ports, or one of the ports is protected. Anybody may write an external IP, and ranges take
+// ports that nobody claims. So there it is any address of the node, another service's cluster IP, and an address with
+// an endpoint.
 func (b *Builder) protectsRange(name Name, c Claim, k rank) Protection {
 	if k == asClusterIP {
 		return ""
@@ -341,8 +344,8 @@ func (b *Builder) protectsRange(name Name, c Claim, k rank) Protection {
 	return found
 }
 
-// holdsAddress says why the ranges of an external IP are kept from a service: another one has the address as its cluster IP,
-// or an endpoint there, whatever the protocols and ports are.
+// holdsAddress says why the ranges of an external IP are kept from a service: another one has the address as its
+// cluster IP, or an endpoint there, whatever the protocols and ports are.
 func (b *Builder) holdsAddress(c Claim, name Name) Protection {
 	whole := Claim{Addr: c.Addr}
 	claimant, _ := b.contests.find(c, name)
@@ -355,7 +358,8 @@ func (b *Builder) holdsAddress(c Claim, name Name) Protection {
 	return ""
 }
 
-// overRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's; empty for none.
+// overRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's;
+// empty for none.
 func (b *Builder) overRange(c Claim, claimant right) Name {
 	at := c.Range()
 	if len(b.ranged) == 0 || b.ranged[at] == 0 || c == at {
@@ -404,7 +408,8 @@ func (b *Builder) noteClaimant(c Claim) {
 // noteRanges notes that each claim at the address and protocol has to be decided again.
 func (b *Builder) noteRanges(c Claim) { b.rangesMoved[c] = true }
 
-// noteAddress notes that ranges at an address may have come within, or out of, the reach of services that ask for none there.
+// noteAddress notes that ranges at an address may have come within, or out of, the reach of services that ask for none
+// there.
 func (b *Builder) noteAddress(a netip.Addr) {
 	for _, p := range protocols() {
 		if at := (Claim{Addr: a, Protocol: p}); b.ranged[at] > 0 {
@@ -413,8 +418,8 @@ func (b *Builder) noteAddress(a netip.Addr) {
 	}
 }
 
-// decideRanges has the claims decided again whose ranges have moved. It costs the claims of the services that have such an
-// address, and nothing if no ranges have moved, or only those of services that do not get them.
+// decideRanges has the claims decided again whose ranges have moved. It costs the claims of the services that have such
+// an address, and nothing if no ranges have moved, or only those of services that do not get them.
 func (b *Builder) decideRanges() {
 	for c, each := range b.rangesMoved {
 		now := b.rangesInForce(c)

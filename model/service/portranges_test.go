@@ -62,7 +62,8 @@ func TestPortRangesAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestPortRangesRefuse: a list that cannot be used is refused as a whole, and the error names the word and what is allowed.
+// TestPortRangesRefuse: a list that cannot be used is refused as a whole, and the error names the word and what is
+// allowed.
 func TestPortRangesRefuse(t *testing.T) {
 	const want = "want a list such as 5060/TCP,10000-20000/UDP, of TCP, UDP and SCTP"
 	full := strings.TrimSuffix(strings.Repeat("1/TCP,", service.MaxPortRanges), ",")
@@ -138,8 +139,8 @@ func rangePorts(s service.Snapshot, name service.Name) (n int) {
 	return n
 }
 
-// TestRangeListsAreBounded: one namespace has a quarter of the lists, the oldest Services first, and all others of its Services
-// with other lists have their ports only; equal lists are one. Where a list goes, the next oldest comes.
+// TestRangeListsAreBounded: one namespace has a quarter of the lists, the oldest Services first, and all others of its
+// Services with other lists have their ports only; equal lists are one. Where a list goes, the next oldest comes.
 func TestRangeListsAreBounded(t *testing.T) {
 	b := service.NewBuilder(gen.PlainNode())
 	const room = service.DefaultMaxRangeLists / 4
@@ -163,10 +164,12 @@ func TestRangeListsAreBounded(t *testing.T) {
 		for n := range s.Services.All() {
 			why := s.UnservedRanges.At(n)
 			asks := n != name(1) || !quiet
-			if got := asks && rangePorts(s, n) == 0; got != left[n] || (why != nil) != left[n] || len(s.Services.At(n).Ports) == 0 {
+			if got := asks && rangePorts(s, n) == 0; got != left[n] || (why != nil) != left[n] ||
+				len(s.Services.At(n).Ports) == 0 {
 				t.Errorf("%s: without ranges: %t, because of %v", n, got, why)
 			}
-			if why != nil && !strings.Contains(why.String(), fmt.Sprintf("room for %d different lists of port ranges, and for %d by", service.DefaultMaxRangeLists, room)) {
+			if why != nil && !strings.Contains(why.String(),
+				fmt.Sprintf("room for %d different lists of port ranges, and for %d by", service.DefaultMaxRangeLists, room)) {
 				t.Errorf("%s: %s", n, why)
 			}
 		}
@@ -227,8 +230,8 @@ func TestRangesOfAnotherTakePorts(t *testing.T) {
 	check("without the annotation", false)
 }
 
-// TestRangesKeepExternalIPsOut: an older Service's endpoint keeps its address from external IPs of others at each port of a
-// protocol with ranges, since translated packets are on their way to any of them.
+// TestRangesKeepExternalIPsOut: an older Service's endpoint keeps its address from external IPs of others at each port
+// of a protocol with ranges, since translated packets are on their way to any of them.
 func TestRangesKeepExternalIPsOut(t *testing.T) {
 	pod := netip.MustParseAddr("10.0.0.5")
 	voice := func(ranges service.RangesByProtocol, at netip.Addr) *service.Service {
@@ -239,8 +242,10 @@ func TestRangesKeepExternalIPsOut(t *testing.T) {
 	}
 	taker := withRanges("else/taker", 2, "")
 	taker.ExternalIPs = []netip.Addr{pod}
-	taker.Ports = []service.Port{{Name: "u", Protocol: service.UDP, Port: 15000}, {Name: "t", Protocol: service.TCP, Port: 15000}}
-	udp, tcp := service.Claim{Addr: pod, Protocol: service.UDP, Port: 15000}, service.Claim{Addr: pod, Protocol: service.TCP, Port: 15000}
+	taker.Ports = []service.Port{{Name: "u", Protocol: service.UDP, Port: 15000}, {Name: "t", Protocol: service.TCP,
+		Port: 15000}}
+	udp, tcp := service.Claim{Addr: pod, Protocol: service.UDP, Port: 15000},
+		service.Claim{Addr: pod, Protocol: service.TCP, Port: 15000}
 	b := service.NewBuilder(gen.PlainNode())
 	check := func(when string, lacksUDP, lacksTCP bool) {
 		t.Helper()
@@ -263,7 +268,8 @@ func TestRangesKeepExternalIPsOut(t *testing.T) {
 	check("no ranges", false, false)
 }
 
-// BenchmarkPortRanges: a change of one Service among 10,000 without ranges, with ranges in another, and in the Service itself.
+// BenchmarkPortRanges: a change of one Service among 10,000 without ranges, with ranges in another, and in the Service
+// itself.
 func BenchmarkPortRanges(b *testing.B) {
 	for _, services := range []int{1000, 10_000, 100_000} {
 		for _, c := range []struct {
@@ -299,7 +305,8 @@ func BenchmarkPortRanges(b *testing.B) {
 	}
 }
 
-// BenchmarkSharedExternalIP: many Services ask for ranges of one external IP, and one of those that do not get them changes.
+// BenchmarkSharedExternalIP: many Services ask for ranges of one external IP, and one of those that do not get them
+// changes.
 func BenchmarkSharedExternalIP(b *testing.B) {
 	for _, services := range []int{1000, 10_000} {
 		builder := service.NewBuilder(gen.PlainNode())
@@ -323,7 +330,8 @@ func BenchmarkSharedExternalIP(b *testing.B) {
 
 // TestPortRangesHas: Has agrees with All.
 func TestPortRangesHas(t *testing.T) {
-	for _, r := range []service.PortRanges{"", "1-65535", "53", "65535", "80,443", "1,3-5,65534-65535", "5060,10000-20000,30000"} {
+	for _, r := range []service.PortRanges{"", "1-65535", "53", "65535", "80,443", "1,3-5,65534-65535",
+		"5060,10000-20000,30000"} {
 		for port := range 1 << 16 {
 			want := false
 			for one := range r.All() {
@@ -338,7 +346,9 @@ func TestPortRangesHas(t *testing.T) {
 
 // BenchmarkPortRangesHas is what each connection to ranges costs the clean-up of connection tracking.
 func BenchmarkPortRangesHas(b *testing.B) {
-	r := service.PortRanges("10001-10002,10004-10005,10007-10008,10010-10011,10013-10014,10016-10017,10019-10020,10022-10023,20001-20002,20004-20005,20007-20008,20010-20011,20013-20014,20016-20017,20019-20020,20022-20023")
+	r := service.PortRanges(
+		"10001-10002,10004-10005,10007-10008,10010-10011,10013-10014,10016-10017,10019-10020,10022-10023,20001-20002," +
+			"20004-20005,20007-20008,20010-20011,20013-20014,20016-20017,20019-20020,20022-20023")
 	for b.Loop() {
 		r.Has(30000)
 	}
@@ -356,7 +366,8 @@ func rangesOracle(s *service.Service, p service.Protocol) service.PortRanges {
 
 // guardOracle returns what protects the claim from the service: for ranges, one of its ports there, or that
 // an external IP is another's cluster IP.
-func guardOracle(services map[service.Name]*service.Service, s *service.Service, claim service.Claim, protected service.Protected) service.Protection {
+func guardOracle(services map[service.Name]*service.Service, s *service.Service, claim service.Claim,
+	protected service.Protected) service.Protection {
 	rank := rankOracle(s, claim)
 	guards := func(c service.Claim) bool {
 		guard, guarded := protected[c]
@@ -381,5 +392,7 @@ func guardOracle(services map[service.Name]*service.Service, s *service.Service,
 
 // clusterIPOracle returns the first service with the cluster IP; nil for none.
 func clusterIPOracle(services map[service.Name]*service.Service, a netip.Addr) *service.Service {
-	return first(slices.Collect(maps.Values(services)), service.Claim{Addr: a}, func(s *service.Service) bool { return slices.Contains(s.ClusterIPs, a) })
+	return first(slices.Collect(maps.Values(services)), service.Claim{Addr: a}, func(s *service.Service) bool {
+		return slices.Contains(s.ClusterIPs, a)
+	})
 }

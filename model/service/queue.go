@@ -2,9 +2,9 @@ package service
 
 import "nftproxy/model/treap"
 
-// queue has services by age, each with the size of what it asks for. It admits the oldest ones, as long as their sizes are not
-// more than the limit. Behind the first one that does not fit it admits none, even
-// one that would fit: so the older services alone decide whether one is admitted.
+// queue has services by age, each with the size of what it asks for. It admits the oldest ones, as long as their sizes
+// are not more than the limit. Behind the first one that does not fit it admits none, even one that would fit: so the
+// older services alone decide whether one is admitted.
 type queue struct {
 	limit int
 	// used is the sum of the admitted sizes.

@@ -35,7 +35,8 @@ type quota[D demand] struct {
 }
 
 func newQuota[D demand](limit int, of func(*Service) D) quota[D] {
-	return quota[D]{limit: limit, of: of, services: map[D]rightSet{}, namespaces: map[string]*tier[D]{}, all: newTier[D](limit)}
+	return quota[D]{limit: limit, of: of, services: map[D]rightSet{}, namespaces: map[string]*tier[D]{},
+		all: newTier[D](limit)}
 }
 
 // admits says whether the service has what it asks for, or asks for nothing. It may be nil.

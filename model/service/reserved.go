@@ -37,8 +37,10 @@ const (
 )
 
 func (r *Reserved) equal(o *Reserved) bool {
-	return r.KubeletPort == o.KubeletPort && maps.Equal(r.Addresses, o.Addresses) && slices.Equal(r.NodePods, o.NodePods) &&
-		slices.Equal(r.Pods, o.Pods) && slices.Equal(r.Hosts, o.Hosts) && slices.Equal(r.NodePortAddresses, o.NodePortAddresses) &&
+	return r.KubeletPort == o.KubeletPort && maps.Equal(r.Addresses, o.Addresses) && slices.Equal(r.NodePods,
+		o.NodePods) &&
+		slices.Equal(r.Pods, o.Pods) && slices.Equal(r.Hosts, o.Hosts) && slices.Equal(r.NodePortAddresses,
+		o.NodePortAddresses) &&
 		slices.Equal(r.NodeAddresses, o.NodeAddresses)
 }
 

@@ -38,13 +38,15 @@ const (
 	nodeAddress = "192.0.2.1"
 	podAddress  = "10.244.0.5"
 	apiFront    = "198.51.100.9"
-	candidates  = nodeAddress + " " + podAddress + " 10.244.0.6 10.245.0.1 192.0.2.255 " + apiFront + " 2001:db8::1 203.0.113.7 10.96.0.2"
+	candidates  = nodeAddress + " " + podAddress + " 10.244.0.6 10.245.0.1 192.0.2.255 " + apiFront +
+		" 2001:db8::1 203.0.113.7 10.96.0.2"
 )
 
 func (w *claimWorld) service(name service.Name) *service.Service {
 	s := &service.Service{
 		Name: name, Created: time.Unix(int64(w.IntN(3)), 0), ClusterIPs: addrs("10.96.0.1 fd00:96::1")[:1+w.IntN(2)],
-		ExternalIPs: w.some(candidates), LoadBalancerIPs: w.some(candidates), HealthCheckNodePort: pick[uint16](w, 0, 0, 80, 81),
+		ExternalIPs: w.some(candidates), LoadBalancerIPs: w.some(candidates), HealthCheckNodePort: pick[uint16](w, 0, 0, 80,
+			81),
 		ExternalPolicy: pick(w, service.Cluster, service.Local),
 	}
 	if w.IntN(3) == 0 {
@@ -54,11 +56,13 @@ func (w *claimWorld) service(name service.Name) *service.Service {
 		s.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix(pick(w, "192.0.2.0/24", "203.0.113.0/24"))})
 	}
 	for i := range w.IntN(3) {
-		p := service.Port{Name: fmt.Sprint("p", i), Protocol: pick(w, service.TCP, service.TCP, service.UDP), Port: uint16(80 + i), NodePort: pick[uint16](w, 0, 80, 81)}
+		p := service.Port{Name: fmt.Sprint("p", i), Protocol: pick(w, service.TCP, service.TCP, service.UDP),
+			Port: uint16(80 + i), NodePort: pick[uint16](w, 0, 80, 81)}
 		var list []service.Endpoint
 		for range w.IntN(3) {
 			text := pick(w, podAddress, "10.244.0.6", "10.245.0.1", nodeAddress, "203.0.113.7", "203.0.113.7", "203.0.113.7")
-			e := service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(text), pick[uint16](w, 80, 81)), Ready: w.IntN(4) > 0}
+			e := service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(text), pick[uint16](w, 80, 81)),
+				Ready: w.IntN(4) > 0}
 			if !e.Ready {
 				e.Serving, e.Terminating = w.IntN(2) == 0, w.IntN(4) > 0
 			}
@@ -67,7 +71,8 @@ func (w *claimWorld) service(name service.Name) *service.Service {
 		p.Endpoints = service.MergeEndpoints(list)
 		s.Ports = append(s.Ports, p)
 	}
-	s.Options.PortRanges = pick[service.RangesByProtocol](w, "", "", "80-81/TCP", "82-90/TCP,80/UDP", "1-65535/TCP,1-65535/UDP", "82/TCP")
+	s.Options.PortRanges = pick[service.RangesByProtocol](w, "", "", "80-81/TCP", "82-90/TCP,80/UDP",
+		"1-65535/TCP,1-65535/UDP", "82/TCP")
 	s.SetRangePorts()
 	return s
 }
@@ -78,11 +83,13 @@ func (w *claimWorld) protect(b *service.Builder) {
 	if w.IntN(2) == 0 {
 		servers := service.Servers{netip.MustParseAddrPort("203.0.113.7:80"), netip.MustParseAddrPort("203.0.113.7:81")}
 		for _, a := range []string{apiFront, "0.0.0.0", nodeAddress} {
-			p[service.Claim{Addr: netip.MustParseAddr(a), Protocol: service.TCP, Port: 80}] = service.Protector{Protection: "the API server's", FromLoadBalancers: true, Servers: &servers}
+			p[service.Claim{Addr: netip.MustParseAddr(a), Protocol: service.TCP,
+				Port: 80}] = service.Protector{Protection: "the API server's", FromLoadBalancers: true, Servers: &servers}
 		}
 	}
 	if w.IntN(2) == 0 {
-		p[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: service.TCP, Port: 81}] = service.Protector{Protection: "a daemon's"}
+		p[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: service.TCP,
+			Port: 81}] = service.Protector{Protection: "a daemon's"}
 	}
 	r := service.Reserved{Addresses: map[netip.Addr]service.Protection{}}
 	if w.IntN(2) == 0 {
@@ -119,13 +126,15 @@ func (o *claimOracle) claimants(c service.Claim) (list []*service.Service) {
 
 func (o *claimOracle) leads(s *service.Service, c service.Claim) bool {
 	guard := o.protected[c]
-	if guard.Servers == nil || s.Firewall().Restricts(c) && !slices.ContainsFunc(s.Sources.Ranges(), func(r netip.Prefix) bool { return r.Contains(netip.MustParseAddr(nodeAddress)) }) {
+	if guard.Servers == nil || s.Firewall().Restricts(c) && !slices.ContainsFunc(s.Sources.Ranges(),
+		func(r netip.Prefix) bool { return r.Contains(netip.MustParseAddr(nodeAddress)) }) {
 		return false
 	}
 	var ready, ending []netip.AddrPort
 	for _, p := range s.Ports {
 		for e := range p.Endpoints.All() {
-			if (p.Port == c.Port && !c.Addr.IsUnspecified() || p.NodePort == c.Port && c.Addr.IsUnspecified()) && p.Protocol == service.TCP {
+			if (p.Port == c.Port && !c.Addr.IsUnspecified() || p.NodePort == c.Port && c.Addr.IsUnspecified()) &&
+				p.Protocol == service.TCP {
 				if e.Ready {
 					ready = append(ready, e.Addr)
 				} else if e.Serving && e.Terminating {
@@ -137,7 +146,9 @@ func (o *claimOracle) leads(s *service.Service, c service.Claim) bool {
 	if len(ready) == 0 || s.ExternalPolicy == service.Local {
 		ready = append(ready, ending...)
 	}
-	return len(ready) > 0 && !slices.ContainsFunc(ready, func(a netip.AddrPort) bool { return !slices.Contains(*guard.Servers, a) })
+	return len(ready) > 0 && !slices.ContainsFunc(ready, func(a netip.AddrPort) bool {
+		return !slices.Contains(*guard.Servers, a)
+	})
 }
 
 func (o *claimOracle) protection(s *service.Service, c service.Claim) service.Protection {
@@ -172,16 +183,20 @@ func (o *claimOracle) rangesKept(s *service.Service, c service.Claim, rank int) 
 	}
 	ranges, owner := rangesOracle(s, c.Protocol), clusterIPOracle(o.services, c.Addr)
 	for guarded, guard := range o.protected {
-		if guarded.Range() == c && ranges.Has(guarded.Port) && (rank == 2 || guard.FromLoadBalancers) && (kept == "" || guard.Protection < kept) {
+		if guarded.Range() == c && ranges.Has(guarded.Port) && (rank == 2 || guard.FromLoadBalancers) &&
+			(kept == "" || guard.Protection < kept) {
 			kept = guard.Protection
 		}
 	}
 	at := func(e service.Endpoint) bool { return e.Addr.Addr() == c.Addr }
 	resident := o.resident(s, func(other *service.Service) bool {
-		return slices.ContainsFunc(other.Ports, func(p service.Port) bool { return slices.ContainsFunc(slices.Collect(p.Endpoints.All()), at) })
+		return slices.ContainsFunc(other.Ports, func(p service.Port) bool {
+			return slices.ContainsFunc(slices.Collect(p.Endpoints.All()), at)
+		})
 	})
 	switch {
-	case slices.Contains(o.reserved.NodePortAddresses, c.Addr) || rank == 2 && slices.Contains(o.reserved.NodeAddresses, c.Addr):
+	case slices.Contains(o.reserved.NodePortAddresses, c.Addr) || rank == 2 && slices.Contains(o.reserved.NodeAddresses,
+		c.Addr):
 		return "an address of the node, where ranges would take node ports and the node's own"
 	case rank == 1:
 		return kept
@@ -229,7 +244,8 @@ func (o *claimOracle) taken(s *service.Service, c service.Claim) bool {
 	if c.Addr.IsUnspecified() || c.Protocol == 0 {
 		return false
 	}
-	if r := o.best(c.Range()); r != nil && r != s && !c.IsRange() && rangesOracle(r, c.Protocol).Has(c.Port) && o.protection(r, c.Range()) == "" &&
+	if r := o.best(c.Range()); r != nil && r != s && !c.IsRange() && rangesOracle(r, c.Protocol).Has(c.Port) &&
+		o.protection(r, c.Range()) == "" &&
 		first([]*service.Service{s, r}, c, func(*service.Service) bool { return true }) == r {
 		return true
 	}
@@ -284,7 +300,8 @@ func (o *claimOracle) conflicts() map[service.Name][]service.Conflict {
 	}
 	for _, list := range all {
 		slices.SortFunc(list, func(a, b service.Conflict) int {
-			return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr), cmp.Compare(a.Claim.Protocol, b.Claim.Protocol), cmp.Compare(a.Claim.Port, b.Claim.Port))
+			return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr), cmp.Compare(a.Claim.Protocol, b.Claim.Protocol),
+				cmp.Compare(a.Claim.Port, b.Claim.Port))
 		})
 	}
 	return all
@@ -312,7 +329,8 @@ func TestReservedAgainstOracle(t *testing.T) {
 			default:
 				s := w.service(name)
 				if old := o.services[name]; old != nil && w.IntN(2) == 0 {
-					s.Created, s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs = old.Created, old.ClusterIPs, old.ExternalIPs, old.LoadBalancerIPs
+					s.Created, s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs = old.Created, old.ClusterIPs, old.ExternalIPs,
+						old.LoadBalancerIPs
 				}
 				b.Set(s)
 				o.services[name] = s
@@ -345,7 +363,8 @@ func TestReservedAgainstOracle(t *testing.T) {
 			}
 		}
 	})
-	for _, kind := range []string{"", "the API server's", "a daemon's", "broadcast", "in the range of this node's pods", "in the range of the cluster's pods", "the port of the nodes' kubelets",
+	for _, kind := range []string{"", "the API server's", "a daemon's", "broadcast", "in the range of this node's pods",
+		"in the range of the cluster's pods", "the port of the nodes' kubelets",
 		"the cluster IP", "an endpoint", "an address of the node, where ranges would take node ports and the node's own"} {
 		if kinds[kind] == 0 {
 			t.Errorf("no claim was a conflict by %q", kind)
@@ -353,12 +372,13 @@ func TestReservedAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestNumberAfterResident: a node port loses its number at an address of the node when the endpoint goes that kept the number
-// from an older external IP there, whether it is an endpoint of a port or of ranges.
+// TestNumberAfterResident: a node port loses its number at an address of the node when the endpoint goes that kept the
+// number from an older external IP there, whether it is an endpoint of a port or of ranges.
 func TestNumberAfterResident(t *testing.T) {
 	node := netip.MustParseAddr(nodeAddress)
 	at := func(name service.Name, created int, s service.Service) *service.Service {
-		s.Name, s.Created, s.ClusterIPs = name, time.Unix(int64(created), 0), []netip.Addr{netip.AddrFrom4([4]byte{10, 104, 0, byte(created)})}
+		s.Name, s.Created, s.ClusterIPs = name, time.Unix(int64(created), 0),
+			[]netip.Addr{netip.AddrFrom4([4]byte{10, 104, 0, byte(created)})}
 		s.SetRangePorts()
 		return &s
 	}
@@ -371,9 +391,11 @@ func TestNumberAfterResident(t *testing.T) {
 			b := service.NewBuilder(service.Node{Name: "node-0", Addresses: []netip.Addr{node}})
 			b.SetReserved(service.Reserved{NodePortAddresses: []netip.Addr{node}})
 			b.Set(at("c/number", 3, service.Service{Ports: []service.Port{{Protocol: service.TCP, Port: 9, NodePort: 80}}}))
-			b.Set(at("b/external", 2, service.Service{ExternalIPs: []netip.Addr{node}, Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}))
+			b.Set(at("b/external", 2, service.Service{ExternalIPs: []netip.Addr{node},
+				Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}))
 			b.Set(at("a/resident", 1, service.Service{
-				Ports:   []service.Port{{Protocol: service.TCP, Port: 9, Endpoints: service.MergeEndpoints([]service.Endpoint{host})}},
+				Ports: []service.Port{{Protocol: service.TCP, Port: 9,
+					Endpoints: service.MergeEndpoints([]service.Endpoint{host})}},
 				Options: service.Options{PortRanges: ranges},
 			}))
 			claim := service.Claim{Addr: node, Protocol: service.TCP, Port: 80}
@@ -384,8 +406,10 @@ func TestNumberAfterResident(t *testing.T) {
 					b.Delete("a/resident")
 				}
 				s := b.Snapshot()
-				if e, n := s.Conflicts.At("b/external").Has(claim), s.Conflicts.At("c/number").Has(claim); e != step.external || n != step.number {
-					t.Errorf("with the endpoint: %t: the external IP lacks the port: %t, the node port its number: %t", step.resident, e, n)
+				if e, n := s.Conflicts.At("b/external").Has(claim), s.Conflicts.At("c/number").Has(claim); e != step.external ||
+					n != step.number {
+					t.Errorf("with the endpoint: %t: the external IP lacks the port: %t, the node port its number: %t", step.resident,
+						e, n)
 				}
 			}
 		})

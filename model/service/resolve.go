@@ -133,7 +133,9 @@ func (b *Builder) decideClaims() {
 	if b.residents == nil && slices.ContainsFunc(list, b.asksForExternalIP) {
 		b.residents = b.knowResidents(endpointClaim)
 	}
-	if b.hosts == nil && slices.ContainsFunc(list, func(p pendingClaim) bool { return p.claim.IsRange() && b.asksForExternalIP(p) }) {
+	if b.hosts == nil && slices.ContainsFunc(list, func(p pendingClaim) bool {
+		return p.claim.IsRange() && b.asksForExternalIP(p)
+	}) {
 		b.knowHosts()
 	}
 	owners := map[claimKey]Name{}
@@ -182,7 +184,8 @@ func (b *Builder) ownerOfSeveral(c Claim) Name {
 
 // decideService decides claims of one service, which are sorted. It puts the service's
 // conflicts and restrictions into the maps if they change.
-func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflicts, restrictions map[Name]*Restrictions) {
+func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflicts,
+	restrictions map[Name]*Restrictions) {
 	name := list[0].name
 	conflicting, restricted := b.snapshot.Conflicts.At(name).all(), b.snapshot.Restrictions.At(name).all()
 	conflictEdits := make([]treap.Edit[claimKey, Protection], 0, len(list))
@@ -198,7 +201,8 @@ func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflic
 			restriction = have
 		}
 		conflictEdits = append(conflictEdits, edit)
-		restrictionEdits = append(restrictionEdits, treap.Edit[claimKey, *Restriction]{Key: key, Value: restriction, Gone: restriction == nil})
+		restrictionEdits = append(restrictionEdits, treap.Edit[claimKey, *Restriction]{Key: key, Value: restriction,
+			Gone: restriction == nil})
 	}
 	if after := conflicting.Apply(conflictEdits); after != conflicting {
 		conflicts[name] = nil

@@ -140,7 +140,8 @@ func TestRetainedLosesAddress(t *testing.T) {
 	if b.Snapshot().Conflicts.At(heir.Name).Len()+b.Snapshot().Conflicts.At(kept.Name).Len() == 0 {
 		t.Error("nobody lacks the address that both have")
 	}
-	if b.Snapshot().Conflicts.At(kept.Name).Has(service.Claim{Addr: kept.ClusterIPs[0], Protocol: service.TCP, Port: 9999}) {
+	if b.Snapshot().Conflicts.At(kept.Name).Has(service.Claim{Addr: kept.ClusterIPs[0], Protocol: service.TCP,
+		Port: 9999}) {
 		t.Error("the service that is back lacks the port that no other has")
 	}
 }

@@ -153,8 +153,8 @@ type Port struct {
 	Port     uint16
 	// NodePort is 0 for none.
 	NodePort uint16
-	// Ranges, if there are any, stand in the place of Port, which is 0. Connections keep the port that they ask for. Such a
-	// port has neither a name nor a node port, and the ports of its endpoints are 0.
+	// Ranges, if there are any, stand in the place of Port, which is 0. Connections keep the port that they ask for. Such
+	// a port has neither a name nor a node port, and the ports of its endpoints are 0.
 	Ranges PortRanges
 	// Endpoints has the endpoints in all slices, of both families.
 	Endpoints Endpoints
@@ -168,8 +168,8 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions, with
 	// the API's defaults (true, true, false) filled in.
 	Ready, Serving, Terminating bool
-	// Silent says that the slice has the endpoint as ready, but this node does without it since it gets no answer (Ejection).
-	// It is neither Ready nor Serving then.
+	// Silent says that the slice has the endpoint as ready, but this node does without it since it gets no answer
+	// (Ejection). It is neither Ready nor Serving then.
 	Silent bool
 	// Nodes and Zones are the endpoint's hints: the nodes and zones that it is meant
 	// for. Empty for none.
@@ -186,8 +186,8 @@ type Weight uint32
 // DefaultWeight is the weight of an endpoint whose slice names none, as in Cilium.
 const DefaultWeight = 100
 
-// NewWeight returns the weight of a number; 0 is that of an endpoint which gets no new connections and keeps those that it
-// has.
+// NewWeight returns the weight of a number; 0 is that of an endpoint which gets no new connections and keeps those that
+// it has.
 func NewWeight(n uint16) Weight {
 	if n == DefaultWeight {
 		return 0
@@ -258,8 +258,8 @@ type Node struct {
 	Settings *Settings
 }
 
-// OwnAddress returns the first of the Node's addresses of the family that an interface of the host has; the zero Addr if there is
-// none.
+// OwnAddress returns the first of the Node's addresses of the family that an interface of the host has; the zero Addr
+// if there is none.
 func (n *Node) OwnAddress(f ip.Family) netip.Addr {
 	for _, a := range n.Addresses {
 		if f.Has(a) && slices.Contains(n.HostAddresses, a) {
@@ -301,21 +301,26 @@ func compareBools(a, b bool) int {
 // a service can have thousands of endpoints. Endpoints that both services share cost
 // nothing.
 func (s *Service) equal(o *Service) bool {
-	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained && s.Options.Equal(o.Options) &&
+	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained &&
+		s.Options.Equal(o.Options) &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		s.AffinityTimeout == o.AffinityTimeout && s.HealthCheckNodePort == o.HealthCheckNodePort &&
-		s.SlotLimit == o.SlotLimit && slices.Equal(s.OtherPorts, o.OtherPorts) && slices.EqualFunc(s.Ports, o.Ports, Port.equal)
+		s.SlotLimit == o.SlotLimit && slices.Equal(s.OtherPorts, o.OtherPorts) && slices.EqualFunc(s.Ports, o.Ports,
+		Port.equal)
 }
 
 func (p Port) equal(o Port) bool {
-	return p.Name == o.Name && p.Protocol == o.Protocol && p.Port == o.Port && p.NodePort == o.NodePort && p.Ranges == o.Ranges &&
+	return p.Name == o.Name && p.Protocol == o.Protocol && p.Port == o.Port && p.NodePort == o.NodePort &&
+		p.Ranges == o.Ranges &&
 		p.Endpoints.Equal(o.Endpoints)
 }
 
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending && n.Settings == o.Settings && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
-		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses) && slices.Equal(n.SharedAddresses, o.SharedAddresses) &&
+	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending &&
+		n.Settings == o.Settings && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses) &&
+		slices.Equal(n.SharedAddresses, o.SharedAddresses) &&
 		slices.Equal(n.Networks, o.Networks) && slices.Equal(n.APIServers, o.APIServers)
 }

@@ -27,8 +27,8 @@ type Settings struct {
 	// NoMasquerade are ranges of endpoints' addresses, MaxNoMasquerade of each family at most: connections there are not
 	// masqueraded, unless they come back to their own pod.
 	NoMasquerade []netip.Prefix
-	// MasqueradeToNode masquerades to the Node's own address (Node.OwnAddress) instead of one of the interface by which packets
-	// leave. A family in which the Node has none is masqueraded as without it.
+	// MasqueradeToNode masquerades to the Node's own address (Node.OwnAddress) instead of one of the interface by which
+	// packets leave. A family in which the Node has none is masqueraded as without it.
 	MasqueradeToNode bool
 	// AnswerPing has the node answer echo requests to the addresses of Services with endpoints.
 	AnswerPing bool
@@ -40,8 +40,8 @@ type Settings struct {
 // packets that come from none of them.
 const MaxPodRanges = 8
 
-// MaxNoMasquerade is the greatest number of ranges of one family in Settings.NoMasquerade. Each one costs a comparison for
-// connections that would be masqueraded.
+// MaxNoMasquerade is the greatest number of ranges of one family in Settings.NoMasquerade. Each one costs a comparison
+// for connections that would be masqueraded.
 const MaxNoMasquerade = 8
 
 // NoMasqueradeOf returns the ranges of a family in NoMasquerade, disjoint and sorted.

@@ -49,8 +49,8 @@ type Snapshot struct {
 
 // Claim is the right to something that only one service can have: an address with
 // protocol and port, a node port (the family's unspecified address), or a whole cluster
-// IP (neither protocol nor port), or the ranges of ports of an address and protocol (no port). The unused ports of a cluster IP belong to the owner of
-// the whole one.
+// IP (neither protocol nor port), or the ranges of ports of an address and protocol (no port). The unused ports of a
+// cluster IP belong to the owner of the whole one.
 type Claim struct {
 	Addr     netip.Addr
 	Protocol Protocol

@@ -23,7 +23,8 @@ type ClosedSources struct {
 
 // String reads like "no client is let in where source ranges apply: ...".
 func (c *ClosedSources) String() string {
-	return fmt.Sprintf("no client is let in where source ranges apply: there is room for %d different lists of source ranges, and for %d by the Services of one namespace, the oldest Services first",
+	return fmt.Sprintf("no client is let in where source ranges apply: there is room for %d different lists of source "+
+		"ranges, and for %d by the Services of one namespace, the oldest Services first",
 		c.Limit, shareOf(c.Limit))
 }
 
@@ -41,7 +42,8 @@ func (s *Service) sourceList() sourceListKey {
 	}
 	for _, family := range ip.Families() {
 		balanced := s.digestFor(s.Sources, family, slices.ContainsFunc(s.LoadBalancerIPs, family.Has))
-		direct := s.digestFor(s.Options.SourceRanges, family, s.hasNodePort() || slices.ContainsFunc(s.ExternalIPs, family.Has))
+		direct := s.digestFor(s.Options.SourceRanges, family, s.hasNodePort() || slices.ContainsFunc(s.ExternalIPs,
+			family.Has))
 		*key[0].Of(family) = balanced
 		if balanced == (Digest{}) {
 			*key[0].Of(family) = direct

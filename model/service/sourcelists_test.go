@@ -37,17 +37,19 @@ func sourceList(list int) *service.Sources {
 	case 1:
 		return service.NewSources(nil)
 	}
-	return service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(list >> 8), byte(list), 0}), 24)})
+	return service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(list >> 8), byte(list), 0}),
+		24)})
 }
 
-// listsOf returns the lists for which the node needs sets, for the load balancer's addresses and for other ways in. Equal ones
-// are one.
+// listsOf returns the lists for which the node needs sets, for the load balancer's addresses and for other ways in.
+// Equal ones are one.
 func listsOf(s *service.Service) []string {
 	var lists []string
 	if len(s.Sources.Ranges()) > 0 && len(s.LoadBalancerIPs) > 0 {
 		lists = append(lists, fmt.Sprint(s.Sources.Ranges()))
 	}
-	if direct := fmt.Sprint(s.Options.SourceRanges.Ranges()); len(s.Options.SourceRanges.Ranges()) > 0 && (len(s.ExternalIPs) > 0 || s.Ports[0].NodePort != 0) && !slices.Contains(lists, direct) {
+	if direct := fmt.Sprint(s.Options.SourceRanges.Ranges()); len(s.Options.SourceRanges.Ranges()) > 0 &&
+		(len(s.ExternalIPs) > 0 || s.Ports[0].NodePort != 0) && !slices.Contains(lists, direct) {
 		lists = append(lists, direct)
 	}
 	return lists
@@ -178,7 +180,8 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 		sameAfresh(t, rng, b, fresh, set)
 	})
 	if open == 0 || shut == 0 || elsewhere == 0 || two == 0 {
-		t.Fatalf("%d open, %d shut, %d shut on another's address, %d shut with two lists: nothing was tested", open, shut, elsewhere, two)
+		t.Fatalf("%d open, %d shut, %d shut on another's address, %d shut with two lists: nothing was tested", open, shut,
+			elsewhere, two)
 	}
 }
 
@@ -198,7 +201,8 @@ func TestOneTenantTakesNotAllLists(t *testing.T) {
 		b.Set(ranged("equal", fmt.Sprint("svc-", i), 30_000+i, 2+30_000))
 	}
 	late := ranged("greedy", "dual", 60_000, 2+40_000)
-	late.ClusterIPs, late.Sources = dual.ClusterIPs, service.NewSources(append(late.Sources.Ranges(), netip.MustParsePrefix("::/0")))
+	late.ClusterIPs, late.Sources = dual.ClusterIPs, service.NewSources(append(late.Sources.Ranges(),
+		netip.MustParsePrefix("::/0")))
 	b.Set(late)
 	got := b.Snapshot()
 	if n, want := got.ClosedSources.Len(), 3*service.DefaultMaxSourceLists-service.DefaultMaxSourceLists/4+1; n != want {

@@ -12,8 +12,8 @@ const MaxSourceRanges = 1000
 // noSources is the value of the annotation that lets in nobody.
 const noSources = "none"
 
-// setSourceRanges reads the annotation: ranges with commas between them, or noSources. Whoever writes it wants to keep others
-// out. So what cannot be used admits nobody, and the rest of the list holds.
+// setSourceRanges reads the annotation: ranges with commas between them, or noSources. Whoever writes it wants to keep
+// others out. So what cannot be used admits nobody, and the rest of the list holds.
 func setSourceRanges(o *Options, value string) error {
 	if strings.TrimSpace(value) == noSources {
 		o.SourceRanges = NewSources(nil)

@@ -144,12 +144,12 @@ type Firewall struct {
 	Addresses []netip.Addr
 }
 
-// Firewall returns the service's own firewall of its load balancer's addresses. Others that have such an address and port
-// have it too.
+// Firewall returns the service's own firewall of its load balancer's addresses. Others that have such an address and
+// port have it too.
 func (s *Service) Firewall() Firewall { return Firewall{s.Sources, s.LoadBalancerIPs} }
 
-// FirewallAt returns the firewall in front of one of the service's claims, and the service whose ranges it has: those of its
-// own, or of others where it has none. It returns false if every source may reach the claim.
+// FirewallAt returns the firewall in front of one of the service's claims, and the service whose ranges it has: those
+// of its own, or of others where it has none. It returns false if every source may reach the claim.
 func (s *Service) FirewallAt(c Claim, others *Restrictions) (f Firewall, by Name, restricted bool) {
 	if own := s.Firewall(); own.Restricts(c) {
 		return own, s.Name, true

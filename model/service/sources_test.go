@@ -36,7 +36,8 @@ func TestNewSources(t *testing.T) {
 		{"sorted, IPv4 first", "fd00::/64 192.168.0.0/24 10.0.0.0/8", "10.0.0.0/8 192.168.0.0/24 fd00::/64"},
 		{"masked", "192.168.0.77/24 fd00::77/64", "192.168.0.0/24 fd00::/64"},
 		{"duplicates, one of them by its mask", "10.0.0.0/24 10.0.0.0/24 10.0.0.9/24", "10.0.0.0/24"},
-		{"nested at the start, in the middle and at the end", "10.0.0.0/16 10.0.0.0/24 10.0.7.0/24 10.0.255.255/32", "10.0.0.0/16"},
+		{"nested at the start, in the middle and at the end", "10.0.0.0/16 10.0.0.0/24 10.0.7.0/24 10.0.255.255/32",
+			"10.0.0.0/16"},
 		{"nested three deep, the widest last", "10.0.0.1/32 10.0.0.0/24 10.0.0.0/8", "10.0.0.0/8"},
 		{"a neighbour is no overlap", "10.0.0.128/25 10.0.0.0/25", "10.0.0.0/25 10.0.0.128/25"},
 		{"what follows a nested one", "10.0.0.0/16 10.0.1.0/24 10.1.0.0/24 10.0.2.0/24", "10.0.0.0/16 10.1.0.0/24"},
@@ -65,9 +66,11 @@ func TestSourcesOf(t *testing.T) {
 	}{
 		{name: "nothing is said", all4: true, all6: true},
 		{name: "closed", sources: service.NewSources(nil)},
-		{name: "one family", sources: service.NewSources(prefixes("10.0.0.0/8 192.168.0.0/24")), v4: "10.0.0.0/8 192.168.0.0/24"},
+		{name: "one family", sources: service.NewSources(prefixes("10.0.0.0/8 192.168.0.0/24")),
+			v4: "10.0.0.0/8 192.168.0.0/24"},
 		{name: "the other", sources: service.NewSources(prefixes("fd00::/8")), v6: "fd00::/8"},
-		{name: "all of one", sources: service.NewSources(prefixes("0.0.0.0/0 10.0.0.0/8 fd00::/8")), all4: true, v6: "fd00::/8"},
+		{name: "all of one", sources: service.NewSources(prefixes("0.0.0.0/0 10.0.0.0/8 fd00::/8")), all4: true,
+			v6: "fd00::/8"},
 		{name: "all of both", sources: service.NewSources(prefixes("0.0.0.0/0 ::/0")), all4: true, all6: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -100,7 +103,8 @@ func TestAdmitted(t *testing.T) {
 			name: "the node may, in one family", ranges: "192.168.0.0/24 fd00::/8",
 			v4: "192.168.0.0/24 198.51.100.1/32 198.51.100.2/32", v6: "fd00::/8",
 		},
-		{name: "in the other", ranges: "10.0.0.0/8 2001:db8::2/128", v4: "10.0.0.0/8", v6: "2001:db8::2/128 2001:db8:99::1/128"},
+		{name: "in the other", ranges: "10.0.0.0/8 2001:db8::2/128", v4: "10.0.0.0/8",
+			v6: "2001:db8::2/128 2001:db8:99::1/128"},
 		{name: "by another of its addresses", ranges: "203.0.113.0/25", v4: "198.51.100.1/32 198.51.100.2/32 203.0.113.0/25"},
 		{
 			name: "an address of the load balancer is in a range already", ranges: "192.168.0.2/32 198.51.100.0/31",

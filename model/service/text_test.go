@@ -117,7 +117,8 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add("node -\nservice a created 0001-01-01T00:00:00Z\ncluster-ip ::ffff:1.2.3.4\nexternal-ip fe80::1%eth0\n")
 	f.Add("service a created 9999-12-31T23:59:59-01:00\nservice b created 2026-01-01T00:00:00.123456789Z\n")
-	f.Add("pod-cidr ::ffff:1.2.3.0/120\nservice a created 2026-01-01T00:00:00Z\nsource-range none\nsource-range ::/0\nsource-range fd00::/8\naffinity 1.5h\n")
+	f.Add("pod-cidr ::ffff:1.2.3.0/120\nservice a created 2026-01-01T00:00:00Z\nsource-range none\nsource-range " +
+		"::/0\nsource-range fd00::/8\naffinity 1.5h\n")
 	f.Add("service a created 2026-01-01T00:00:00Z\nport p tcp 1\nendpoint [::]:0 x ready\nendpoint [::]:0 y ready\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		want, err := gen.ReadSnapshot(strings.NewReader(text))

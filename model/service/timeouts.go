@@ -7,21 +7,22 @@ import (
 	"time"
 )
 
-// Timeouts are how long connection tracking keeps a flow of one protocol after its last packet. The zero value leaves it to the
-// node. Others are from the short lists of UnrepliedTimeouts, RepliedTimeouts and EstablishedTimeouts: the kernel has an object for
-// each value in use, which stays as long as the tables, so that one Service's values must not take the room of others.
+// Timeouts are how long connection tracking keeps a flow of one protocol after its last packet. The zero value leaves
+// it to the node. Others are from the short lists of UnrepliedTimeouts, RepliedTimeouts and EstablishedTimeouts: the
+// kernel has an object for each value in use, which stays as long as the tables, so that one Service's values must not
+// take the room of others.
 type Timeouts struct {
 	// Protocol is UDP or TCP.
 	Protocol Protocol
-	// Unreplied and Replied are UDP's: until the endpoint has answered, and once the flow has had answers for two seconds (since
-	// Linux 4.20, nf_conntrack_udp_packet). Unreplied is not longer than Replied.
+	// Unreplied and Replied are UDP's: until the endpoint has answered, and once the flow has had answers for two seconds
+	// (since Linux 4.20, nf_conntrack_udp_packet). Unreplied is not longer than Replied.
 	Unreplied, Replied time.Duration
 	// Established is TCP's.
 	Established time.Duration
 }
 
-// The lists lack 2m, 3m and 120h: the nft command does not print what are its own defaults, here 30s with 2m (0.9.8: 3m) and 120h,
-// and cannot read an object without any time back.
+// The lists lack 2m, 3m and 120h: the nft command does not print what are its own defaults, here 30s with 2m (0.9.8:
+// 3m) and 120h, and cannot read an object without any time back.
 
 // UnrepliedTimeouts are short, since anybody can send packets that nobody answers.
 func UnrepliedTimeouts() []time.Duration {
@@ -75,7 +76,8 @@ func udpTimeoutsOption() option {
 			t.Unreplied, known = timeoutOf(first, UnrepliedTimeouts())
 			t.Replied, repliedKnown = timeoutOf(second, RepliedTimeouts())
 			if !known || !repliedKnown || t.Unreplied > t.Replied {
-				return fmt.Errorf("not UNREPLIED,REPLIED such as 30s,10m, with UNREPLIED of %s, and REPLIED as long or longer, of %s; the node's time-outs are in force",
+				return fmt.Errorf("not UNREPLIED,REPLIED such as 30s,10m, with UNREPLIED of %s, and REPLIED as long or longer, "+
+					"of %s; the node's time-outs are in force",
 					timeoutWords(UnrepliedTimeouts()), timeoutWords(RepliedTimeouts()))
 			}
 			o.UDPTimeouts = t

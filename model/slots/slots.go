@@ -1,6 +1,6 @@
-// Package slots promises rows of slots: each slot belongs to one endpoint, and an endpoint's share of the slots is that of
-// its weight. All functions are pure, so that all nodes of a cluster compute the same rows from the same endpoints. The
-// package knows no addresses, and nothing of how a packet draws a slot.
+// Package slots promises rows of slots: each slot belongs to one endpoint, and an endpoint's share of the slots is that
+// of its weight. All functions are pure, so that all nodes of a cluster compute the same rows from the same endpoints.
+// The package knows no addresses, and nothing of how a packet draws a slot.
 package slots
 
 import (
@@ -17,8 +17,8 @@ func sizes() [5]int { return [...]int{251, 1021, 4093, 16381, MaxSize} }
 // MaxSize is the greatest size of a row.
 const MaxSize = 65521
 
-// perEndpoint is the least number of slots for each endpoint of a row, up to MaxSize: with it, a share is off by at most one
-// slot of 50, which is 2 %.
+// perEndpoint is the least number of slots for each endpoint of a row, up to MaxSize: with it, a share is off by at
+// most one slot of 50, which is 2 %.
 const perEndpoint = 50
 
 // leastDrawn is the least bound on a row of weights: 1 of 4,000 connections is a canary that somebody may ask for.
@@ -32,8 +32,8 @@ func Smaller() []int {
 	return smaller
 }
 
-// TableSize returns the size of the table of n endpoints, at most the limit; 0 if one slot is enough, or if no size has a slot
-// for each endpoint. It does not depend on the weights, since another size moves most clients.
+// TableSize returns the size of the table of n endpoints, at most the limit; 0 if one slot is enough, or if no size has
+// a slot for each endpoint. It does not depend on the weights, since another size moves most clients.
 func TableSize(n, limit int) int {
 	size := 0
 	for _, s := range sizes() {
@@ -50,8 +50,8 @@ func TableSize(n, limit int) int {
 	return size
 }
 
-// Counts returns how many slots of a row for random draws each weight gets. Weights of 0 get none. It returns nil if one slot
-// for each is enough, or if the limit allows no more.
+// Counts returns how many slots of a row for random draws each weight gets. Weights of 0 get none. It returns nil if
+// one slot for each is enough, or if the limit allows no more.
 func Counts(weights []uint32, limit int) []int {
 	size := DrawnSize(weights, limit)
 	if size == 0 {
@@ -60,9 +60,9 @@ func Counts(weights []uint32, limit int) []int {
 	return split(weights, size)
 }
 
-// DrawnSize returns the length of the row of Counts; 0 for none. It is that of the smallest row that has the shares exactly.
-// Where that is longer than the limit, or than 50 slots for each endpoint and 4,093, the row has this length, and each share is off by less
-// than a slot. A row of fewer of the weights is not longer.
+// DrawnSize returns the length of the row of Counts; 0 for none. It is that of the smallest row that has the shares
+// exactly. Where that is longer than the limit, or than 50 slots for each endpoint and 4,093, the row has this length,
+// and each share is off by less than a slot. A row of fewer of the weights is not longer.
 func DrawnSize(weights []uint32, limit int) int {
 	divisor, n, equal := uint64(0), 0, true
 	for _, w := range weights {
@@ -95,8 +95,8 @@ func GCD(a, b uint64) uint64 {
 	return a
 }
 
-// split shares the slots by weight. A weight above 0 whose share is less than a slot gets one; the others share the rest, with the
-// largest remainders. size is at least the number of weights above 0.
+// split shares the slots by weight. A weight above 0 whose share is less than a slot gets one; the others share the
+// rest, with the largest remainders. size is at least the number of weights above 0.
 func split(weights []uint32, size int) []int {
 	counts, order := make([]int, len(weights)), []int{}
 	for i, w := range weights {
@@ -116,17 +116,19 @@ func split(weights []uint32, size int) []int {
 		left -= counts[i]
 	}
 	remainder := func(i int) uint64 { return uint64(weights[i]) * slots % weight }
-	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(remainder(b), remainder(a)), cmp.Compare(a, b)) })
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(remainder(b), remainder(a)), cmp.Compare(a, b))
+	})
 	for _, i := range order[:left] {
 		counts[i]++
 	}
 	return counts
 }
 
-// Table returns the endpoint of each slot of a table by Maglev's permutations (Eisenbud et al., NSDI 2016): the endpoints take
-// turns to take the next free slot of their own permutation. If an endpoint leaves, few slots but its own change. names
-// are sorted and differ; they decide the permutations. size is one of TableSize. Without a weight above 0 there is
-// no table.
+// Table returns the endpoint of each slot of a table by Maglev's permutations (Eisenbud et al., NSDI 2016): the
+// endpoints take turns to take the next free slot of their own permutation. If an endpoint leaves, few slots but its
+// own change. names are sorted and differ; they decide the permutations. size is one of TableSize. Without a weight
+// above 0 there is no table.
 func Table[Name ~string](names []Name, weights []uint32, size int) []int {
 	if sum(weights) == 0 || size == 0 {
 		return nil
@@ -148,8 +150,9 @@ func Table[Name ~string](names []Name, weights []uint32, size int) []int {
 	return table
 }
 
-// turns returns the order in which endpoints take their slots. There are as many rounds as the greatest count; in each of them
-// an endpoint takes a slot at most, and after each it has its share of the rounds. size is the sum of the counts.
+// turns returns the order in which endpoints take their slots. There are as many rounds as the greatest count; in each
+// of them an endpoint takes a slot at most, and after each it has its share of the rounds. size is the sum of the
+// counts.
 func turns(counts []int, size int) []int {
 	rounds := uint64(slices.Max(counts))
 	begins := make([]int, rounds+1) // of each round

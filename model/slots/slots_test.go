@@ -34,9 +34,9 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestShares: whatever the weights, in rows for random draws and in tables, each share is off by less than a slot, or the
-// endpoint has the one slot that it needs at least; and a row has no more slots than was said. So with equal or similar weights it is off
-// by 2 % at most.
+// TestShares: whatever the weights, in rows for random draws and in tables, each share is off by less than a slot, or
+// the endpoint has the one slot that it needs at least; and a row has no more slots than was said. So with equal or
+// similar weights it is off by 2 % at most.
 func TestShares(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -96,8 +96,8 @@ func TestTableByRounds(t *testing.T) {
 	}
 }
 
-// TestHostileWeights: the work follows the number of slots, not that of endpoints times the greatest weight, and many light
-// endpoints take from heavy ones of equal weight alike.
+// TestHostileWeights: the work follows the number of slots, not that of endpoints times the greatest weight, and many
+// light endpoints take from heavy ones of equal weight alike.
 func TestHostileWeights(t *testing.T) {
 	const n = 20000
 	weights, names := make([]uint32, n), make([]string, n)
@@ -153,8 +153,8 @@ func checkShares(t *testing.T, what string, weights []uint32, counts []int) {
 	}
 }
 
-// TestTableFewestMoves: where an endpoint leaves, hardly any clients move but its own; where weights change, hardly any but
-// those that have to. Maglev's permutations cost a little more than the least.
+// TestTableFewestMoves: where an endpoint leaves, hardly any clients move but its own; where weights change, hardly any
+// but those that have to. Maglev's permutations cost a little more than the least.
 func TestTableFewestMoves(t *testing.T) {
 	for _, n := range []int{2, 3, 5, 10, 20, 100, 300} {
 		names, weights := make([]string, n), make([]uint32, n)
@@ -183,7 +183,8 @@ func TestTableFewestMoves(t *testing.T) {
 				t.Errorf("%d endpoints: without endpoint %d %d of %d slots move, %d were its own", n, gone, moved, size, its)
 			}
 		}
-		t.Logf("%d endpoints, %d slots: one less moves %.1f %% of the clients at most; 1/N is %.1f %%", n, size, 100*worst, 100/float64(n))
+		t.Logf("%d endpoints, %d slots: one less moves %.1f %% of the clients at most; 1/N is %.1f %%", n, size, 100*worst,
+			100/float64(n))
 		heavier := slices.Clone(weights)
 		heavier[0] = 150
 		least, moved := 0, 0
@@ -199,7 +200,8 @@ func TestTableFewestMoves(t *testing.T) {
 				least--
 			}
 		}
-		t.Logf("  half as much again for one: %.1f %% move, %.1f %% have to", 100*float64(moved)/float64(size), 100*float64(least)/float64(size))
+		t.Logf("  half as much again for one: %.1f %% move, %.1f %% have to", 100*float64(moved)/float64(size),
+			100*float64(least)/float64(size))
 		if float64(moved) > float64(least)+0.08*float64(size) {
 			t.Errorf("%d endpoints: a changed weight moves %d of %d slots, %d have to", n, moved, size, least)
 		}
@@ -209,7 +211,8 @@ func TestTableFewestMoves(t *testing.T) {
 // TestTableSize: see the function.
 func TestTableSize(t *testing.T) {
 	for _, c := range [][3]int{
-		{0, MaxSize, 0}, {1, MaxSize, 0}, {2, MaxSize, 251}, {5, MaxSize, 251}, {6, MaxSize, 1021}, {20, MaxSize, 1021}, {21, MaxSize, 4093},
+		{0, MaxSize, 0}, {1, MaxSize, 0}, {2, MaxSize, 251}, {5, MaxSize, 251}, {6, MaxSize, 1021}, {20, MaxSize, 1021},
+		{21, MaxSize, 4093},
 		{1000, MaxSize, MaxSize}, {65521, MaxSize, MaxSize}, {65522, MaxSize, 0}, {6, 1020, 251}, {300, 251, 0}, {2, 250, 0},
 	} {
 		if got := TableSize(c[0], c[1]); got != c[2] {

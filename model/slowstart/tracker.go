@@ -1,9 +1,9 @@
-// Package slowstart decides which endpoints of Services are new, and which part of their weight they have by now. It promises
-// that somebody always has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest, and
-// all of them in the end.
+// Package slowstart decides which endpoints of Services are new, and which part of their weight they have by now. It
+// promises that somebody always has the whole weight: the endpoints of a Service when it is first seen, those that have
+// been there longest, and all of them in the end.
 //
-// The package sees snapshots and times as values, and returns what the model's Builder takes. It reads no clock and changes
-// no rules.
+// The package sees snapshots and times as values, and returns what the model's Builder takes. It reads no clock and
+// changes no rules.
 package slowstart
 
 import (
@@ -18,11 +18,12 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Tick is the least time from one step to the next: the steps of all Services that are due in it come together, as one change.
+// Tick is the least time from one step to the next: the steps of all Services that are due in it come together, as one
+// change.
 const Tick = time.Second
 
-// MaxEndpoints is how many endpoints the Services that have growing ones may have together, and MaxOfNamespace how many those
-// of one namespace. Beyond, new endpoints have their whole weight at once.
+// MaxEndpoints is how many endpoints the Services that have growing ones may have together, and MaxOfNamespace how many
+// those of one namespace. Beyond, new endpoints have their whole weight at once.
 const (
 	MaxEndpoints   = 4096
 	MaxOfNamespace = MaxEndpoints / 4
@@ -53,10 +54,12 @@ type fresh struct {
 	size int
 }
 
-// Follow takes the Services as they are at a time, and returns what grows then. next is when to call it again although no
-// Service has changed; it is zero if nothing grows. refused has the Services that are beyond the bounds with endpoints that
-// came now, and were within them with those that came before. Between two ticks the cost grows with the change. Services of which nothing has changed keep their pointers.
-func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Growth, next time.Time, refused []service.Name) {
+// Follow takes the Services as they are at a time, and returns what grows then. next is when to call it again although
+// no Service has changed; it is zero if nothing grows. refused has the Services that are beyond the bounds with
+// endpoints that came now, and were within them with those that came before. Between two ticks the cost grows with the
+// change. Services of which nothing has changed keep their pointers.
+func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Growth, next time.Time,
+	refused []service.Name) {
 	if t.fresh == nil {
 		t.fresh, t.full, t.of = map[service.Name]*fresh{}, map[service.Name]bool{}, map[string]int{}
 	}
@@ -153,8 +156,8 @@ func (t *Tracker) resize(name service.Name, f *fresh, size int) {
 	f.size = size
 }
 
-// follow notes which endpoints of a Service get new connections now and did not before. It forgets the Service if it has new ones
-// beyond the bounds, and says so the first time.
+// follow notes which endpoints of a Service get new connections now and did not before. It forgets the Service if it
+// has new ones beyond the bounds, and says so the first time.
 func (t *Tracker) follow(name service.Name, old, s *service.Service, now time.Time) (refused bool) {
 	f := t.fresh[name]
 	if f == nil {
@@ -202,9 +205,10 @@ func portOf(p *service.Port) service.PortEndpoint { return p.At(netip.AddrPort{}
 
 func takes(e *service.Endpoint) bool { return e.TakesNew() && !e.Drained() }
 
-// growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. An endpoint has a quarter of its
-// weight in the first half of the time, and a half in the second. The greatest part that any ready endpoint of a port and family has
-// counts as the whole there: so endpoints that are equally new do not wait. It notes when the first of them has more.
+// growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. An endpoint has a
+// quarter of its weight in the first half of the time, and a half in the second. The greatest part that any ready
+// endpoint of a port and family has counts as the whole there: so endpoints that are equally new do not wait. It notes
+// when the first of them has more.
 func (f *fresh) growing(s *service.Service, now time.Time) service.Growers {
 	var list []service.Growing
 	whole, since := s.Options.SlowStart, map[service.PortEndpoint]time.Time{}

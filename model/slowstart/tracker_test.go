@@ -14,14 +14,15 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestTracker: endpoints that come beside others grow in two steps; the first snapshot, endpoints that are equally new and
-// a Service that asks for nothing do not wait.
+// TestTracker: endpoints that come beside others grow in two steps; the first snapshot, endpoints that are equally new
+// and a Service that asks for nothing do not wait.
 func TestTracker(t *testing.T) {
 	t0 := time.Unix(1_800_000_000, 0)
 	cluster := func(web string, plain string) service.Snapshot {
 		text := "node n1\n"
 		for name, endpoints := range map[string]string{"web": web, "plain": plain} {
-			text += "service default/" + name + " created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0." + map[string]string{"web": "1", "plain": "2"}[name] + "\n  port http tcp 80\n"
+			text += "service default/" + name + " created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0." +
+				map[string]string{"web": "1", "plain": "2"}[name] + "\n  port http tcp 80\n"
 			for _, e := range strings.Fields(endpoints) {
 				conditions := " ready serving"
 				if strings.HasPrefix(e, "t") {
@@ -108,9 +109,10 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestTrackerRandom: whatever comes and goes, and however late the tracker is called. A port never has growing endpoints only; only
-// Services that ask for it have any, for no longer than they ask for and the next tick, and within the bounds; of two endpoints
-// the older never has the smaller part; the next call is asked for at a whole second that the step needs; and in the end nothing grows.
+// TestTrackerRandom: whatever comes and goes, and however late the tracker is called. A port never has growing
+// endpoints only; only Services that ask for it have any, for no longer than they ask for and the next tick, and within
+// the bounds; of two endpoints the older never has the smaller part; the next call is asked for at a whole second that
+// the step needs; and in the end nothing grows.
 func TestTrackerRandom(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(30) {
@@ -126,7 +128,8 @@ func TestTrackerRandom(t *testing.T) {
 			seen["refused"] += len(refused)
 			snapshot, total := builder.Snapshot(), 0
 			if followed := tracker.Growing(); (followed > 0) != !due.IsZero() || growth.Len() > followed {
-				t.Fatalf("seed %d: %d Services have growing endpoints, %d are followed, and the next step is due at %v", seed, growth.Len(), followed, due)
+				t.Fatalf("seed %d: %d Services have growing endpoints, %d are followed, and the next step is due at %v", seed,
+					growth.Len(), followed, due)
 			}
 			if !due.IsZero() && (!due.After(now) || due.Nanosecond() != 0 || due.Sub(now) > time.Minute) {
 				t.Fatalf("seed %d: at %v the next step is due at %v", seed, now, due)
@@ -136,10 +139,13 @@ func TestTrackerRandom(t *testing.T) {
 				if s == nil || s.Options.SlowStart == 0 {
 					t.Fatalf("seed %d: %s does not ask for it", seed, name)
 				}
-				younger := slices.SortedFunc(slices.Values(*growers), func(a, b service.Growing) int { return b.Since.Compare(a.Since) })
+				younger := slices.SortedFunc(slices.Values(*growers), func(a, b service.Growing) int {
+					return b.Since.Compare(a.Since)
+				})
 				for i, g := range younger {
 					seen[fmt.Sprint("part ", g.Part)]++
-					if g.Part < younger[max(0, i-1)].Part || g.Part < 1 || g.Part >= service.WholePart || now.Sub(g.Since) >= s.Options.SlowStart+slowstart.Tick {
+					if g.Part < younger[max(0, i-1)].Part || g.Part < 1 || g.Part >= service.WholePart ||
+						now.Sub(g.Since) >= s.Options.SlowStart+slowstart.Tick {
 						t.Fatalf("seed %d: at %v %s has %+v", seed, now, name, younger)
 					}
 				}
@@ -173,7 +179,8 @@ func TestTrackerRandom(t *testing.T) {
 				for i := range 6 * many {
 					if rng.IntN(2) == 0 {
 						weight := service.NewWeight([]uint16{100, 100, 1, 0}[rng.IntN(4)])
-						list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80), Ready: rng.IntN(4) > 0, Weight: weight})
+						list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8),
+							byte(i)}), 80), Ready: rng.IntN(4) > 0, Weight: weight})
 					}
 				}
 				s.Ports = []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}}

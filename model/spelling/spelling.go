@@ -18,8 +18,9 @@ func DidYouMean(word string, candidates []string) string {
 	return ""
 }
 
-// Nearest returns the candidate that the word was meant to be: one in another case, or one that few letters make of it, which are
-// missing, too many, others, or two that have changed places. It is empty if none is that near. Of equally near ones it is the first.
+// Nearest returns the candidate that the word was meant to be: one in another case, or one that few letters make of it,
+// which are missing, too many, others, or two that have changed places. It is empty if none is that near. Of equally
+// near ones it is the first.
 func Nearest(word string, candidates []string) string {
 	best, least := "", 0
 	for _, c := range candidates {
@@ -46,7 +47,8 @@ func allowed(word, candidate string) int {
 	return 2
 }
 
-// distance is the number of letters to insert, remove or replace, and of neighbours to exchange (optimal string alignment).
+// distance is the number of letters to insert, remove or replace, and of neighbours to exchange (optimal string
+// alignment).
 func distance(a, b string) int {
 	if len(a) > longest || len(b) > longest {
 		return longest

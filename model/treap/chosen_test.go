@@ -74,7 +74,8 @@ func TestMapsOfDifferentSeeds(t *testing.T) {
 	}
 	b = b.Set("7", -7).Delete("8").Set("9x", 9)
 	want := []Change[string, int]{
-		{Key: "7", Old: 7, New: -7, HadOld: true, HasNew: true}, {Key: "8", Old: 8, HadOld: true}, {Key: "9x", New: 9, HasNew: true},
+		{Key: "7", Old: 7, New: -7, HadOld: true, HasNew: true}, {Key: "8", Old: 8, HadOld: true},
+		{Key: "9x", New: 9, HasNew: true},
 	}
 	i := 0
 	for c := range Diff(a, b) {

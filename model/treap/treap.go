@@ -165,8 +165,8 @@ func diffNodes[K ~string, V comparable](a, b *node[K, V], yield func(Change[K, V
 	case b == nil:
 		return a.walk(func(k K, v V) bool { return yield(Change[K, V]{Key: k, Old: v, HadOld: true}) })
 	}
-	// Most nodes on the way to a change are copies of each other. Their keys are one string in memory, and comparing a string
-	// with itself reads none of it.
+	// Most nodes on the way to a change are copies of each other. Their keys are one string in memory, and comparing a
+	// string with itself reads none of it.
 	if a.key == b.key {
 		return diffNodes(a.left, b.left, yield) && yieldChange(a, b, yield) && diffNodes(a.right, b.right, yield)
 	}
@@ -266,7 +266,9 @@ func (n *node[K, V]) apply(edits []edit[K, V]) *node[K, V] {
 	if n == nil {
 		return nil // the edits only delete
 	}
-	at, found := slices.BinarySearchFunc(edits, n.key, func(e edit[K, V], k K) int { return strings.Compare(string(e.Key), string(k)) })
+	at, found := slices.BinarySearchFunc(edits, n.key, func(e edit[K, V], k K) int {
+		return strings.Compare(string(e.Key), string(k))
+	})
 	rest := edits[at:]
 	if found {
 		rest = rest[1:]

@@ -21,9 +21,9 @@ import (
 	"nftproxy/nft"
 )
 
-// noteSet is a set in which each endpoint is a text, "shop/web TCP 80 10.0.0.1:8080 1795694587 5 connections without answer". The set
-// has it as comments of up to nft.MaxComment bytes: an element's number is that of the text, and in the last byte that of the piece.
-// A change costs what differs.
+// noteSet is a set in which each endpoint is a text, "shop/web TCP 80 10.0.0.1:8080 1795694587 5 connections without
+// answer". The set has it as comments of up to nft.MaxComment bytes: an element's number is that of the text, and in
+// the last byte that of the piece. A change costs what differs.
 type noteSet struct {
 	name string
 	// numbers has the texts that are to be there, each with its number; 0 for one that is not written.
@@ -44,13 +44,14 @@ const (
 	pieces = 1 << 8
 	// mostOfOne is how many elements one message may have: an attribute has at most 64 KiB.
 	mostOfOne = 256
-	// mostElements is the size of a set: 256 kB. The kernel does not make a set with a size larger, which would hide elements from
-	// a reader meanwhile. Endpoints beyond it are not shown.
+	// mostElements is the size of a set: 256 kB. The kernel does not make a set with a size larger, which would hide
+	// elements from a reader meanwhile. Endpoints beyond it are not shown.
 	mostElements = 1 << 14
 )
 
 func setOf(table *nftables.Table, name string) *nftables.Set {
-	return &nftables.Set{Table: table, Name: name, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian, Size: mostElements}
+	return &nftables.Set{Table: table, Name: name, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian,
+		Size: mostElements}
 }
 
 // SetLeft replaces what the node does without. There are several transactions if much of it is new.
@@ -64,7 +65,8 @@ func (t *Table) SetLeft(left service.Ejections) error {
 	return t.set(&t.notes[0], gone, come)
 }
 
-// SetGrowth replaces what is growing, as SetLeft. If nothing has changed, it looks whether another program has removed it.
+// SetGrowth replaces what is growing, as SetLeft. If nothing has changed, it looks whether another program has removed
+// it.
 func (t *Table) SetGrowth(growth service.Growth) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +78,8 @@ func (t *Table) SetGrowth(growth service.Growth) error {
 }
 
 // differences are the texts that only one of two has.
-func differences[N any, L ~[]N](old, next treap.Map[service.Name, *L], text func(service.Name, N) string) (gone, come map[string]bool) {
+func differences[N any, L ~[]N](old, next treap.Map[service.Name, *L],
+	text func(service.Name, N) string) (gone, come map[string]bool) {
 	gone, come = map[string]bool{}, map[string]bool{}
 	for c := range treap.Diff(old, next) {
 		if c.HadOld {
@@ -130,8 +133,8 @@ func (t *Table) set(s *noteSet, gone, come map[string]bool) error {
 	return nil
 }
 
-// fill takes texts with these numbers from a set, and gives it those that are not written, as far as there is room. After an error
-// nothing counts as written.
+// fill takes texts with these numbers from a set, and gives it those that are not written, as far as there is room.
+// After an error nothing counts as written.
 func (t *Table) fill(s *noteSet, gone map[string]uint32) error {
 	var out, in []nftables.SetElement
 	for text, n := range gone {
@@ -183,7 +186,8 @@ func (s *noteSet) forget() {
 // elements are the pieces of a text.
 func elements(number uint32, text string) (list []nftables.SetElement) {
 	for piece := range slices.Chunk([]byte(text), nft.MaxComment) {
-		list = append(list, nftables.SetElement{Key: nfnetlink.HostOrder(number*pieces + uint32(len(list))), Comment: string(piece)})
+		list = append(list, nftables.SetElement{Key: nfnetlink.HostOrder(number*pieces + uint32(len(list))),
+			Comment: string(piece)})
 	}
 	return list
 }
@@ -201,8 +205,9 @@ func printable(r rune) rune {
 	return r
 }
 
-// Left returns what the node does without, by the table beside the tables of Services with that name in the network namespace of
-// the calling thread. There is nothing if there is no such table. What another program has written there is left out.
+// Left returns what the node does without, by the table beside the tables of Services with that name in the network
+// namespace of the calling thread. There is nothing if there is no such table. What another program has written there
+// is left out.
 func Left(services string) (left service.Ejections, err error) {
 	of := map[service.Name][]service.Ejection{}
 	err = read(services, leftOut, func(name service.Name, e service.Ejection) { of[name] = append(of[name], e) })

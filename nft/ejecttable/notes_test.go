@@ -15,8 +15,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// What is left out comes back as it was: long names, both families, all protocols, more than one message has room for. nft takes
-// back what it lists. What another program has removed, or written there, does no harm.
+// What is left out comes back as it was: long names, both families, all protocols, more than one message has room for.
+// nft takes back what it lists. What another program has removed, or written there, does no harm.
 func TestLeft(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "left"), nftcmd.ForTest(t)
 	table := ejecttable.New("nftproxy", ns.Fd(), true)
@@ -61,8 +61,12 @@ func TestLeft(t *testing.T) {
 		for j, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
 			for k := range 5 {
 				list = append(list,
-					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Since: since, Why: "5 connections without answer, 2 tries of this node failed"},
-					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535)}, Since: since, Why: strings.Repeat("w", 300)})
+					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
+						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Since: since,
+						Why: "5 connections without answer, 2 tries of this node failed"},
+					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
+						Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535)},
+						Since: since, Why: strings.Repeat("w", 300)})
 			}
 		}
 		e := service.NewNotes(list)
@@ -90,19 +94,22 @@ func TestLeft(t *testing.T) {
 	}
 	want("made anew", small)
 	write(service.Ejections{})
-	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { 1 comment "shop/web tcp", 300 comment "a/b tcp 80 nowhere 1 x", 600 }`); err != nil {
+	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { 1 comment "shop/web tcp", 300 comment "a/b tcp `+
+		`80 nowhere 1 x", 600 }`); err != nil {
 		t.Fatal(err)
 	}
 	want("with texts of others", service.Ejections{})
 	// Nothing that nft could not take back gets into a comment.
-	odd := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node \"a\x00\nü"}})
+	odd := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node \"a\x00\nü"}})
 	write(service.Ejections{}.Set("a/b", &odd))
-	clean := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node ?a????"[:10]}})
+	clean := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node ?a????"[:10]}})
 	want("odd words", service.Ejections{}.Set("a/b", &clean))
 }
 
-// What grows comes back as it was, beside what is left out: neither replaces the other. What another program has removed is made
-// anew, and what it has written is left out.
+// What grows comes back as it was, beside what is left out: neither replaces the other. What another program has
+// removed is made anew, and what it has written is left out.
 func TestGrowth(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "growth"), nftcmd.ForTest(t)
 	table := ejecttable.New("nftproxy", ns.Fd(), false)
@@ -111,12 +118,15 @@ func TestGrowth(t *testing.T) {
 	of := func(endpoints int, part uint8) service.Growth {
 		var list []service.Growing
 		for i := range endpoints {
-			list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.UDP, Port: 53, Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353)}, Part: part, Since: since})
+			list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.UDP, Port: 53,
+				Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353)}, Part: part,
+				Since: since})
 		}
 		growers := service.NewNotes(list)
 		return service.Growth{}.Set("shop/web", &growers)
 	}
-	left := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "silent"}})
+	left := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "silent"}})
 	want := func(what string, growth service.Growth, ejections int) {
 		t.Helper()
 		if err := ns.Do(func() error {
@@ -151,7 +161,8 @@ func TestGrowth(t *testing.T) {
 	set(table.SetGrowth(of(3, 2)))
 	want("both", of(3, 2), 1)
 	set(table.SetGrowth(service.Growth{}))
-	set(cmd.Load(ns, `add element inet nftproxy-eject growing { 1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", 300 comment "a/b TCP 80 10.0.0.1:80 1 4/4", 600 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 900 }`))
+	set(cmd.Load(ns, `add element inet nftproxy-eject growing { 1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", 300 comment `+
+		`"a/b TCP 80 10.0.0.1:80 1 4/4", 600 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 900 }`))
 	want("with texts of others", service.Growth{}, 1)
 	set(cmd.Load(ns, "flush ruleset"))
 	set(table.SetGrowth(of(1, 1)))
@@ -161,7 +172,8 @@ func TestGrowth(t *testing.T) {
 	want("made anew without a change", of(1, 1), 1)
 }
 
-// TestNotesChange: whatever comes and goes of what grows, each time all of it is there, also if another program has removed it.
+// TestNotesChange: whatever comes and goes of what grows, each time all of it is there, also if another program has
+// removed it.
 func TestNotesChange(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "notes"), nftcmd.ForTest(t)
 	table := ejecttable.New("nftproxy", ns.Fd(), false)
@@ -174,7 +186,8 @@ func TestNotesChange(t *testing.T) {
 			var list []service.Growing
 			for i := range rng.IntN(300) {
 				if rng.IntN(3) > 0 {
-					at := service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
+					at := service.PortEndpoint{Protocol: service.TCP, Port: 80,
+						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
 					list = append(list, service.Growing{PortEndpoint: at, Part: uint8(1 + rng.IntN(2)), Since: time.Unix(1, 0)})
 				}
 			}
@@ -214,7 +227,8 @@ func BenchmarkOneGrows(b *testing.B) {
 	defer table.Close()
 	var growth service.Growth
 	grow := func(i int, part uint8) {
-		at := service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
+		at := service.PortEndpoint{Protocol: service.TCP, Port: 80,
+			Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
 		growers := service.Growers{{PortEndpoint: at, Part: part}}
 		growth = growth.Set(service.Name(fmt.Sprint("default/web-", i)), &growers)
 	}

@@ -1,7 +1,7 @@
-// Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer, and tells other
-// processes which endpoints the node does without and which are growing: a rule counts the first packets that clients repeat, and two
-// sets have a comment for each endpoint. The program of the Services (nft/ruleset) has none of them, so that neither is changed
-// with the other.
+// Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer, and tells
+// other processes which endpoints the node does without and which are growing: a rule counts the first packets that
+// clients repeat, and two sets have a comment for each endpoint. The program of the Services (nft/ruleset) has none of
+// them, so that neither is changed with the other.
 //
 // The package does not decide what is done about it, and changes no packet: its only chain accepts all.
 package ejecttable
@@ -54,14 +54,15 @@ type Table struct {
 	request nfnetlink.Encoder
 }
 
-// New returns the table beside the tables of Services with that name, which is made when it is first used. netns is a file
-// descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table has the rule that
-// Repeats needs. Use needs CAP_NET_ADMIN.
+// New returns the table beside the tables of Services with that name, which is made when it is first used. netns is a
+// file descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table
+// has the rule that Repeats needs. Use needs CAP_NET_ADMIN.
 func New(services string, netns int, hears bool) *Table {
 	t := &Table{name: Name(services), netns: netns, hears: hears, notes: [2]noteSet{
 		{name: leftOut, numbers: map[string]uint32{}}, {name: growing, numbers: map[string]uint32{}},
 	}}
-	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE,
+		unix.NFT_OBJECT_COUNTER)
 	return t
 }
 
@@ -122,8 +123,10 @@ func (t *Table) make() error {
 	if t.hears {
 		t.conn.AddObj(&nftables.NamedObj{Table: table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 		// All clients' packets to endpoints in pods leave by this hook: those of pods, of the node, and of others.
-		c := t.conn.AddChain(&nftables.Chain{Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter})
-		t.conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: repeats(), UserData: userdata.AppendString(nil, userdata.TypeComment, purpose)})
+		c := t.conn.AddChain(&nftables.Chain{Table: table, Name: chain, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter})
+		t.conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: repeats(), UserData: userdata.AppendString(nil,
+			userdata.TypeComment, purpose)})
 	}
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
@@ -137,9 +140,9 @@ func (t *Table) make() error {
 	return nil
 }
 
-// repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel confirms
-// an entry of connection tracking behind this hook, so the first packet's is not confirmed, and the second one's is. Packets
-// of connections with an answer leave at the first comparison.
+// repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel
+// confirms an entry of connection tracking behind this hook, so the first packet's is not confirmed, and the second
+// one's is. Packets of connections with an answer leave at the first comparison.
 func repeats() []expr.Any {
 	const register = 1
 	equal := func(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data} }
@@ -147,14 +150,15 @@ func repeats() []expr.Any {
 		&expr.Ct{Key: expr.CtKeySTATE, Register: register}, equal(nfnetlink.HostOrder(stateNew)),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, equal([]byte{unix.IPPROTO_TCP}),
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: register},
-		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: nfnetlink.HostOrder(statusConfirmed | statusDstNAT), Xor: nfnetlink.HostOrder(0)},
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4,
+			Mask: nfnetlink.HostOrder(statusConfirmed | statusDstNAT), Xor: nfnetlink.HostOrder(0)},
 		equal(nfnetlink.HostOrder(statusConfirmed | statusDstNAT)),
 		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter},
 	}
 }
 
-// Repeats returns how many first packets have been repeated since the table was made. If another program has removed the
-// table, it makes the table anew.
+// Repeats returns how many first packets have been repeated since the table was made. If another program has removed
+// the table, it makes the table anew.
 func (t *Table) Repeats() (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,8 +178,8 @@ func (t *Table) Repeats() (uint64, error) {
 	return packets, nil
 }
 
-// Remove removes the table beside the tables of Services with that name, in the network namespace of the calling thread, and
-// says whether there was one.
+// Remove removes the table beside the tables of Services with that name, in the network namespace of the calling
+// thread, and says whether there was one.
 func Remove(services string) (removed bool, err error) {
 	conn, err := nftables.New()
 	if err != nil {

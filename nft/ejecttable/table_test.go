@@ -59,7 +59,8 @@ func newWorld(t testing.TB) *world {
 			family, service, node = "ip6", w.services.V6(), w.topology.NodeAddrs.V6()
 		}
 		for _, hook := range []string{"prerouting", "output"} {
-			rules += fmt.Sprintf("table %s nat { chain %s { type nat hook %s priority -100; %s daddr { %s, %s } meta l4proto { tcp, udp } th dport { %d, %d } dnat to %s; }; }\n",
+			rules += fmt.Sprintf("table %s nat { chain %s { type nat hook %s priority -100; %s daddr { %s, %s } meta l4proto "+
+				"{ tcp, udp } th dport { %d, %d } dnat to %s; }; }\n",
 				family, hook, hook, family, service, node, answering, silent, a)
 		}
 	}
@@ -93,8 +94,8 @@ func (w *world) targetOf(client string, v6 bool, port uint16) string {
 	return netip.AddrPortFrom(addrs.V4(), port).String()
 }
 
-// A first packet that is repeated is counted, wherever its client is. What has an answer is not counted, nor datagrams, nor
-// connections without translation.
+// A first packet that is repeated is counted, wherever its client is. What has an answer is not counted, nor datagrams,
+// nor connections without translation.
 func TestRepeats(t *testing.T) {
 	w := newWorld(t)
 	slowest := time.Duration(0)
@@ -123,8 +124,10 @@ func TestRepeats(t *testing.T) {
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // enough for one repetition, which nothing asserts
-	if conn, err := w.clients["pod"].Dial(ctx, "tcp", netip.AddrPortFrom(w.endpoint.Addrs.V4(), silent).String()); err == nil {
+	// enough for one repetition, which nothing asserts
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	if conn, err := w.clients["pod"].Dial(ctx, "tcp", netip.AddrPortFrom(w.endpoint.Addrs.V4(),
+		silent).String()); err == nil {
 		conn.Close()
 		t.Error("the port answers")
 	}
@@ -170,7 +173,8 @@ func TestTable(t *testing.T) {
 		return text
 	}
 	text := listing()
-	for _, want := range []string{"counter repeats {", "ct state == new meta l4proto tcp ct status ", `counter name "repeats" comment "a first packet again`} {
+	for _, want := range []string{"counter repeats {", "ct state == new meta l4proto tcp ct status ",
+		`counter name "repeats" comment "a first packet again`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("nft lists\n%s\nwithout %s", text, want)
 		}
@@ -214,8 +218,9 @@ func BenchmarkRepeats(b *testing.B) {
 	}
 }
 
-// BenchmarkEstablished sends datagrams of an established flow to the endpoint, with and without the rule in rounds of 20,000
-// that follow each other, each behind one that does not count. It reports the time for each datagram, and the median ratio of the two.
+// BenchmarkEstablished sends datagrams of an established flow to the endpoint, with and without the rule in rounds of
+// 20,000 that follow each other, each behind one that does not count. It reports the time for each datagram, and the
+// median ratio of the two.
 func BenchmarkEstablished(b *testing.B) {
 	const round = 20_000
 	w := newWorld(b)
@@ -236,7 +241,8 @@ func BenchmarkEstablished(b *testing.B) {
 		b.Fatal(err)
 	}
 	server.Close() // Refusals of a closed port cost more than a full queue, so another socket takes the packets.
-	taker, err := w.endpoint.NS.ListenPacket(b.Context(), "udp", netip.AddrPortFrom(w.endpoint.Addrs.V4(), answering).String())
+	taker, err := w.endpoint.NS.ListenPacket(b.Context(), "udp", netip.AddrPortFrom(w.endpoint.Addrs.V4(),
+		answering).String())
 	if err != nil {
 		b.Fatal(err)
 	}

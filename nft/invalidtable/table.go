@@ -1,9 +1,10 @@
-// Package invalidtable keeps the table whose only rule drops forwarded packets that belong to no connection, as a rule of
-// kube-proxy's iptables mode does (v1.37: writeIPTablesRules in pkg/proxy/iptables/proxier.go). A segment of an endpoint that is out
-// of the window would reach the client untranslated, and the client would reset the connection
+// Package invalidtable keeps the table whose only rule drops forwarded packets that belong to no connection, as a rule
+// of kube-proxy's iptables mode does (v1.37: writeIPTablesRules in pkg/proxy/iptables/proxier.go). A segment of an
+// endpoint that is out of the window would reach the client untranslated, and the client would reset the connection
 // (https://github.com/kubernetes/kubernetes/issues/74839).
 //
-// The program of the Services (nft/ruleset) has no chain that later packets of a connection meet, so the rule has a table of its own.
+// The program of the Services (nft/ruleset) has no chain that later packets of a connection meet, so the rule has a
+// table of its own.
 package invalidtable
 
 import (
@@ -31,8 +32,9 @@ const (
 // Name is the name of the table, of the family inet, beside the tables of Services with that name.
 func Name(services string) string { return services + suffix }
 
-// Keep makes the table beside the tables of Services with that name, unless it is there, and returns how many packets its rule has
-// dropped. netns is a file descriptor of a network namespace, or 0 for that of the calling thread. Keep needs CAP_NET_ADMIN.
+// Keep makes the table beside the tables of Services with that name, unless it is there, and returns how many packets
+// its rule has dropped. netns is a file descriptor of a network namespace, or 0 for that of the calling thread. Keep
+// needs CAP_NET_ADMIN.
 func Keep(services string, netns int) (dropped uint64, err error) {
 	conn, err := dial(netns)
 	if err != nil {
@@ -50,16 +52,19 @@ func Keep(services string, netns int) (dropped uint64, err error) {
 	conn.DelTable(table)
 	conn.AddTable(table)
 	c := conn.AddChain(&nftables.Chain{
-		Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+		Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		Priority: nftables.ChainPriorityFilter,
 	})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: drop(), UserData: userdata.AppendString(nil, userdata.TypeComment, purpose)})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: drop(), UserData: userdata.AppendString(nil,
+		userdata.TypeComment, purpose)})
 	if err := conn.Flush(); err != nil {
 		return 0, fmt.Errorf("make table %s: %w", table.Name, err)
 	}
 	return 0, nil
 }
 
-// Remove removes the table beside the tables of Services with that name, and says whether there was one. netns is that of Keep.
+// Remove removes the table beside the tables of Services with that name, and says whether there was one. netns is that
+// of Keep.
 func Remove(services string, netns int) (removed bool, err error) {
 	conn, err := dial(netns)
 	if err != nil {

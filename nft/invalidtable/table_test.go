@@ -17,8 +17,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// nft lists the table and takes it back. What another program removes or changes is made anew; Remove removes it. TestSegmentOutOfWindow
-// in test/datapath has packets that the rule drops.
+// nft lists the table and takes it back. What another program removes or changes is made anew; Remove removes it.
+// TestSegmentOutOfWindow in test/datapath has packets that the rule drops.
 func TestTable(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "invalid"), nftcmd.ForTest(t)
 	keep := func() uint64 {
@@ -72,9 +72,9 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// BenchmarkForwarded sends datagrams of an established, translated flow from a pod to another, with and without the rule in rounds of
-// 5,000 that follow each other, each behind one that does not count. It reports the processor's time for each datagram, which has the
-// whole way to the endpoint, and the median ratio of the two.
+// BenchmarkForwarded sends datagrams of an established, translated flow from a pod to another, with and without the
+// rule in rounds of 5,000 that follow each other, each behind one that does not count. It reports the processor's time
+// for each datagram, which has the whole way to the endpoint, and the median ratio of the two.
 func BenchmarkForwarded(b *testing.B) {
 	const round = 5_000
 	topology, cmd := testnet.NewForTest(b, testnet.Config{}), nftcmd.ForTest(b)
@@ -90,7 +90,8 @@ func BenchmarkForwarded(b *testing.B) {
 	at := netip.AddrPortFrom(endpoint.Addrs.V4(), 8080)
 	const service = "10.96.0.10:80"
 	must(cmd.Load(topology.Node, fmt.Sprintf(
-		"table ip nat { chain p { type nat hook prerouting priority -100; ip daddr 10.96.0.10 udp dport 80 dnat to %s; }; }\n", at)))
+		"table ip nat { chain p { type nat hook prerouting priority -100; ip daddr 10.96.0.10 udp dport 80 dnat to %s; "+
+			"}; }\n", at)))
 	server, err := endpoint.NS.Serve(testnet.UDP, at, "endpoint")
 	must(err)
 	conn, err := client.NS.Dial(b.Context(), "udp", service)

@@ -79,7 +79,8 @@ func TestAffinityTimeout(t *testing.T) {
 	for _, f := range nft.Families() {
 		t.Run(f.String(), func(t *testing.T) {
 			id := n.answererOf(t, "client-1", testnet.TCP, f, anyServer)
-			conn, err := n.clients["client-1"].ns.Dial(context.Background(), "tcp", netip.AddrPortFrom(addr(f, anyServer), servicePort).String())
+			conn, err := n.clients["client-1"].ns.Dial(context.Background(), "tcp", netip.AddrPortFrom(addr(f, anyServer),
+				servicePort).String())
 			must(t, err)
 			defer func() { must(t, conn.Close()) }()
 
@@ -99,7 +100,8 @@ func TestAffinityTimeout(t *testing.T) {
 				t.Helper()
 				got, err := n.c.Learned(table(f), n.affinityMap(f))
 				must(t, err)
-				if len(got) != 1 || got[0].Key != entry.Key || got[0].Data != entry.Data || got[0].Timeout != affinityTimeout || got[0].Expires > entry.Expires != fresh {
+				if len(got) != 1 || got[0].Key != entry.Key || got[0].Data != entry.Data || got[0].Timeout != affinityTimeout ||
+					got[0].Expires > entry.Expires != fresh {
 					t.Errorf("after %s: remembered %+v", what, got)
 				}
 			}
@@ -156,7 +158,9 @@ func TestAffinityToAnEndpointThatHasGone(t *testing.T) {
 		b, after := before.Plan(p, timeZero)
 		must(t, n.c.Apply(b))
 		stale := n.endpointValue(f, gone)
-		_, swept, err := n.c.Sweep(t.Context(), table(f), n.affinityMap(f), func(_, data nft.Value) bool { return data != stale })
+		_, swept, err := n.c.Sweep(t.Context(), table(f), n.affinityMap(f), func(_, data nft.Value) bool {
+			return data != stale
+		})
 		if err != nil || swept != 1 {
 			t.Errorf("swept %d, error %v", swept, err)
 		}

@@ -148,7 +148,8 @@ func (n *affinityNet) table(f nft.Family, size uint32) *nft.Table {
 			nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: affinityTimeout},
 		}}},
 		sourceRangesChain(restricted), sourceRangesChain(restrictedToOne),
-		{Name: "services-restricted", Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services-restricted"}}, {nft.Verdict{Code: nft.Drop}}}},
+		{Name: "services-restricted", Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services-restricted"}},
+			{nft.Verdict{Code: nft.Drop}}}},
 	}, nil)
 	for _, i := range []int{restricted, restrictedToOne} {
 		var ranges []nft.Element
@@ -205,7 +206,8 @@ func (n *affinityNet) servicePart(f nft.Family, i int, names []string, proto uin
 func (n *affinityNet) withEndpoints(f nft.Family, service int, proto string, names ...string) *nft.Program {
 	changed, p := *n.p.Table(f), *n.p
 	chain := fmt.Sprintf("endpoints-%d-affinity", len(serviceEndpoints()[service]))
-	changed.Parts = changed.Parts.Set(fmt.Sprintf("%s-%d", proto, service), n.servicePart(f, service, names, protocols()[proto], chain))
+	changed.Parts = changed.Parts.Set(fmt.Sprintf("%s-%d", proto, service), n.servicePart(f, service, names,
+		protocols()[proto], chain))
 	if f == nft.IPv4 {
 		p.IPv4 = &changed
 	} else {
@@ -251,11 +253,13 @@ func (n *affinityNet) clientNamed(name string) client {
 	return n.clients[name]
 }
 
-func (n *affinityNet) askService(t *testing.T, name, proto string, f nft.Family, service int, timeout time.Duration) testnet.Answer {
+func (n *affinityNet) askService(t *testing.T, name, proto string, f nft.Family, service int,
+	timeout time.Duration) testnet.Answer {
 	t.Helper()
 	n.port++
 	from := netip.AddrPortFrom(of(f, n.clientNamed(name).addrs), n.port)
-	a, err := n.clientNamed(name).ns.AskFrom(context.Background(), proto, from, netip.AddrPortFrom(addr(f, service), servicePort), timeout)
+	a, err := n.clientNamed(name).ns.AskFrom(context.Background(), proto, from, netip.AddrPortFrom(addr(f, service),
+		servicePort), timeout)
 	must(t, err)
 	return a
 }
@@ -272,7 +276,8 @@ func (n *affinityNet) answererOf(t *testing.T, name, proto string, f nft.Family,
 
 // clientKey is the key of the client's element.
 func (n *affinityNet) clientKey(name, proto string, f nft.Family, service int) nft.Value {
-	return nft.Value(of(f, n.clientNamed(name).addrs).AsSlice()) + servicePrefix(f, service, protocols()[proto], servicePort)
+	return nft.Value(of(f, n.clientNamed(name).addrs).AsSlice()) + servicePrefix(f, service, protocols()[proto],
+		servicePort)
 }
 
 // endpointValue is the data of the element of a client of this server.

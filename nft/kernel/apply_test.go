@@ -50,54 +50,64 @@ func TestConflictNamesTheElement(t *testing.T) {
 		{1, 0, false}, {1000, 617, false}, {5000, 0, false}, {5000, 4999, false}, {5000, 2500, false},
 		{1, 0, true}, {1000, 617, true}, {5000, 4999, true},
 	} {
-		t.Run(fmt.Sprintf("%d of %d, without offsets %v", test.conflict, test.elements, test.withoutOffsets), func(t *testing.T) {
-			c, p := setsOnly(t)
-			if test.withoutOffsets {
-				must(t, c.HideOffsets())
-			}
-			set := p.IPv4.Set("services")
-			var add []nft.OwnedElement
-			for i := range test.elements {
-				// Comments of every length, so that elements start anywhere.
-				add = append(add, owned(fmt.Sprintf("ns/svc-%d", i), nft.Element{
-					Set: set.Name, Key: servicePrefix(nft.IPv4, i, 6, 80), Verdict: goTo("refuse"), Comment: strings.Repeat("c", i%nft.MaxComment),
-				}))
-			}
-			there := add[test.conflict]
-			there.Verdict = goTo("endpoints-1")
-			must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: []nft.OwnedElement{there}}}}))
+		t.Run(fmt.Sprintf("%d of %d, without offsets %v", test.conflict, test.elements, test.withoutOffsets),
+			func(t *testing.T) {
+				c, p := setsOnly(t)
+				if test.withoutOffsets {
+					must(t, c.HideOffsets())
+				}
+				set := p.IPv4.Set("services")
+				var add []nft.OwnedElement
+				for i := range test.elements {
+					// Comments of every length, so that elements start anywhere.
+					add = append(add, owned(fmt.Sprintf("ns/svc-%d", i), nft.Element{
+						Set: set.Name, Key: servicePrefix(nft.IPv4, i, 6, 80), Verdict: goTo("refuse"),
+						Comment: strings.Repeat("c", i%nft.MaxComment),
+					}))
+				}
+				there := add[test.conflict]
+				there.Verdict = goTo("endpoints-1")
+				must(t,
+					c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set,
+						Elements: []nft.OwnedElement{there}}}}))
 
-			err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: add}}})
-			got := refusals(t, err)
-			if len(got) != 1 || got[0].Element == nil || got[0].Element.Part != add[test.conflict].Part || !errors.Is(err, unix.EEXIST) {
-				t.Fatalf("conflict is reported as %v", err)
-			}
-			if diff := cmp.Diff(add[test.conflict], *got[0].Element); diff != "" {
-				t.Errorf("element of the error (-want +got):\n%s", diff)
-			}
-			m, err := c.Read(p)
-			must(t, err)
-			if n := len(m.Table(table(nft.IPv4)).Sets[set.Name].Elements); n != 1 {
-				t.Errorf("%d elements after a refused batch, not 1", n)
-			}
-		})
+				err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: add}}})
+				got := refusals(t, err)
+				if len(got) != 1 || got[0].Element == nil || got[0].Element.Part != add[test.conflict].Part ||
+					!errors.Is(err, unix.EEXIST) {
+					t.Fatalf("conflict is reported as %v", err)
+				}
+				if diff := cmp.Diff(add[test.conflict], *got[0].Element); diff != "" {
+					t.Errorf("element of the error (-want +got):\n%s", diff)
+				}
+				m, err := c.Read(p)
+				must(t, err)
+				if n := len(m.Table(table(nft.IPv4)).Sets[set.Name].Elements); n != 1 {
+					t.Errorf("%d elements after a refused batch, not 1", n)
+				}
+			})
 	}
 }
 
 func TestErrorText(t *testing.T) {
 	c, p := setsOnly(t)
 	id := table(nft.IPv4)
-	element := owned("default/web", nft.Element{Set: "services", Key: servicePrefix(nft.IPv4, 1, 6, 80), Verdict: goTo("nowhere")})
+	element := owned("default/web", nft.Element{Set: "services", Key: servicePrefix(nft.IPv4, 1, 6, 80),
+		Verdict: goTo("nowhere")})
 	for _, test := range []struct {
 		name string
 		op   nft.Op
 		errs map[string]syscall.Errno
 	}{
-		{"missing element", nft.DeleteElements{Table: id, Set: p.IPv4.Set("services"), Elements: []nft.OwnedElement{element}}, map[string]syscall.Errno{
-			"delete element ip nftproxy services { 10.96.0.1 . tcp . 80 } (default/web): no such file or directory": unix.ENOENT,
-		}},
-		{"element to a missing chain", nft.AddElements{Table: id, Set: p.IPv4.Set("services"), Elements: []nft.OwnedElement{element}}, map[string]syscall.Errno{
-			"add element ip nftproxy services { 10.96.0.1 . tcp . 80 : goto nowhere } (default/web): no such file or directory": unix.ENOENT,
+		{"missing element", nft.DeleteElements{Table: id, Set: p.IPv4.Set("services"), Elements: []nft.OwnedElement{element}},
+			map[string]syscall.Errno{
+				"delete element ip nftproxy services { 10.96.0.1 . tcp . 80 } (default/web): no such file or " +
+					"directory": unix.ENOENT,
+			}},
+		{"element to a missing chain", nft.AddElements{Table: id, Set: p.IPv4.Set("services"),
+			Elements: []nft.OwnedElement{element}}, map[string]syscall.Errno{
+			"add element ip nftproxy services { 10.96.0.1 . tcp . 80 : goto nowhere } (default/web): no such file or " +
+				"directory": unix.ENOENT,
 		}},
 		{"set that is there", nft.AddSet{Table: id, Set: p.IPv4.Set("services")}, map[string]syscall.Errno{
 			"add map ip nftproxy services { typeof ip daddr . meta l4proto . th dport : verdict; }: file exists": unix.EEXIST,
@@ -114,7 +124,8 @@ func TestErrorText(t *testing.T) {
 		{"missing table", nft.DeleteTable{Table: nft.TableID{Family: nft.IPv6, Name: "other"}}, map[string]syscall.Errno{
 			"delete table ip6 other: no such file or directory": unix.ENOENT,
 		}},
-		{"second of two rules", nft.AddRules{Table: id, Chain: &nft.Chain{Name: "refuse", Rules: []nft.Rule{{nft.Reject{}}, {jump("nowhere")}}}}, map[string]syscall.Errno{
+		{"second of two rules", nft.AddRules{Table: id, Chain: &nft.Chain{Name: "refuse", Rules: []nft.Rule{{nft.Reject{}},
+			{jump("nowhere")}}}}, map[string]syscall.Errno{
 			"add rule ip nftproxy refuse jump nowhere: no such file or directory": unix.ENOENT,
 		}},
 	} {
@@ -200,12 +211,14 @@ func TestMoreErrorsThanTheQueueHolds(t *testing.T) {
 	set := p.IPv4.Set("addresses")
 	var b nft.Batch
 	for i := range 2000 {
-		b.Ops = append(b.Ops, nft.DeleteElements{Table: table(nft.IPv4), Set: set, Elements: []nft.OwnedElement{owned("p", nft.Element{Set: set.Name, Key: addrValue(nft.IPv4, i)})}})
+		b.Ops = append(b.Ops, nft.DeleteElements{Table: table(nft.IPv4), Set: set,
+			Elements: []nft.OwnedElement{owned("p", nft.Element{Set: set.Name, Key: addrValue(nft.IPv4, i)})}})
 	}
 	if n := len(refusals(t, c.Apply(b))); n < 100 || n > 2000 {
 		t.Errorf("%d errors", n)
 	}
-	good := nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: []nft.OwnedElement{owned("p", nft.Element{Set: set.Name, Key: addrValue(nft.IPv4, 1)})}}
+	good := nft.AddElements{Table: table(nft.IPv4), Set: set,
+		Elements: []nft.OwnedElement{owned("p", nft.Element{Set: set.Name, Key: addrValue(nft.IPv4, 1)})}}
 	must(t, c.Apply(nft.Batch{Ops: []nft.Op{good}}))
 	must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements(good)}}))
 	if err := c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements(good)}}); !errors.Is(err, unix.ENOENT) {
@@ -220,7 +233,8 @@ func TestLoopIsAnErrorOfTheTransaction(t *testing.T) {
 		{Name: "a", Rules: []nft.Rule{{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "port-verdicts"}}}},
 		{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{jump("a")}}},
 	}
-	part := nft.NewPart([]nft.Element{{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 1)), Verdict: goTo("a")}}, nil)
+	part := nft.NewPart([]nft.Element{{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 1)), Verdict: goTo("a")}},
+		nil)
 	p := &nft.Program{
 		IPv4: newTable(nft.IPv4, sets(), loop, map[string]*nft.Part{"p": part}),
 		IPv6: newTable(nft.IPv6, nil, nil, nil),
@@ -251,7 +265,8 @@ func TestOperationWithoutEncoding(t *testing.T) {
 		{Set: set.Name, Key: key, Verdict: goTo("refuse"), Comment: strings.Repeat("x", nft.MaxComment+1)},
 		{Set: set.Name, Key: key, Verdict: goTo(strings.Repeat("x", 256))},
 	} {
-		err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{owned("default/web", e)}}}})
+		err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: id, Set: set,
+			Elements: []nft.OwnedElement{owned("default/web", e)}}}})
 		if err == nil || !strings.Contains(err.Error(), "default/web") {
 			t.Errorf("element %+v: error is %v", e, err)
 		}

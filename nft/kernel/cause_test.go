@@ -30,7 +30,8 @@ func TestCauses(t *testing.T) {
 func TestParts(t *testing.T) {
 	id := table(nft.IPv4)
 	set := &nft.Set{Name: "services", Key: serviceKey, Verdicts: true}
-	element := owned("ns/svc", nft.Element{Set: "services", Key: servicePrefix(nft.IPv4, 1, 6, 80), Verdict: goTo("endpoints-1")})
+	element := owned("ns/svc", nft.Element{Set: "services", Key: servicePrefix(nft.IPv4, 1, 6, 80),
+		Verdict: goTo("endpoints-1")})
 	other := owned("ns/other", element.Element)
 	add := nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{element}}
 	refusal := func(op nft.Op, e *nft.OwnedElement, errno unix.Errno) kernel.OpError {
@@ -45,12 +46,14 @@ func TestParts(t *testing.T) {
 		{"an element that is there", []kernel.OpError{refusal(add, &element, unix.EEXIST)}, []string{"ns/svc"}, false},
 		{"an element to no chain", []kernel.OpError{refusal(add, &element, unix.ENOENT)}, []string{"ns/svc"}, false},
 		{"an element to a refused chain", []kernel.OpError{
-			refusal(nft.AddChain{Table: id, Chain: &nft.Chain{Name: "endpoints-1"}}, nil, unix.ENOMEM), refusal(add, &element, unix.ENOENT),
+			refusal(nft.AddChain{Table: id, Chain: &nft.Chain{Name: "endpoints-1"}}, nil, unix.ENOMEM),
+			refusal(add, &element, unix.ENOENT),
 		}, nil, true},
 		{"an element of a refused set", []kernel.OpError{
 			refusal(nft.AddSet{Table: id, Set: set}, nil, unix.EINVAL), refusal(add, &element, unix.EINVAL),
 		}, nil, false},
-		{"a deleted element that is not there", []kernel.OpError{refusal(nft.DeleteElements(add), &element, unix.ENOENT)}, nil, false},
+		{"a deleted element that is not there", []kernel.OpError{refusal(nft.DeleteElements(add), &element, unix.ENOENT)},
+			nil, false},
 		{"a key that could not be deleted before", []kernel.OpError{
 			refusal(nft.DeleteElements(add), &other, unix.ENOMEM), refusal(add, &element, unix.EEXIST),
 		}, nil, true},

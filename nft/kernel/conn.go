@@ -84,7 +84,8 @@ func Open(config Config) (*Conn, error) {
 	for _, s := range []struct {
 		what   string
 		socket **nfnetlink.Socket
-	}{{"writing", &c.writer}, {"reading", &c.reader.Socket}, {"sweeping", &c.sweeper.Socket}, {"counters", &c.counts.Socket}} {
+	}{{"writing", &c.writer}, {"reading", &c.reader.Socket}, {"sweeping", &c.sweeper.Socket},
+		{"counters", &c.counts.Socket}} {
 		var err error
 		if *s.socket, err = nfnetlink.Dial(nfnetlink.Config{NetNS: config.NetNS, Syscalls: config.Syscalls}); err != nil {
 			return nil, errors.Join(fmt.Errorf("open netlink socket for %s: %w", s.what, err), c.Close())

@@ -27,18 +27,19 @@ func (c *Conn) ChainCount(table nft.TableID, chain string) (packets uint64, err 
 	of := new(nfnetlink.Encoder).Text(unix.NFTA_RULE_TABLE, table.Name).Text(unix.NFTA_RULE_CHAIN, chain).B
 	for try := 1; ; try++ {
 		packets = 0
-		err := c.counts.Receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(table.Family), of, func(m nfnetlink.Message) error {
-			attrs := m.Attributes()
-			// Some kernels list the rules of all tables.
-			if attrs.Text(unix.NFTA_RULE_TABLE) != table.Name || attrs.Text(unix.NFTA_RULE_CHAIN) != chain {
+		err := c.counts.Receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(table.Family), of,
+			func(m nfnetlink.Message) error {
+				attrs := m.Attributes()
+				// Some kernels list the rules of all tables.
+				if attrs.Text(unix.NFTA_RULE_TABLE) != table.Name || attrs.Text(unix.NFTA_RULE_CHAIN) != chain {
+					return nil
+				}
+				for _, x := range attrs.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
+					n, _ := counted(x)
+					packets += n
+				}
 				return nil
-			}
-			for _, x := range attrs.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
-				n, _ := counted(x)
-				packets += n
-			}
-			return nil
-		})
+			})
 		switch {
 		case errors.Is(err, unix.ENOENT):
 			return 0, nil
@@ -123,9 +124,10 @@ func (c *Conn) AllCounts(table nft.TableID, set *nft.Set, visit func(Count)) err
 	shape := shapeOf(set, table.Family)
 	for try := 1; ; try++ {
 		var all []Count
-		err := c.counts.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B, func(m nfnetlink.Message) error {
-			return visitCounts(m.Attributes(), shape, func(n Count) { all = append(all, n) })
-		})
+		err := c.counts.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B,
+			func(m nfnetlink.Message) error {
+				return visitCounts(m.Attributes(), shape, func(n Count) { all = append(all, n) })
+			})
 		switch {
 		case errors.Is(err, unix.EINTR) && try < dumpTries:
 			continue

@@ -61,7 +61,8 @@ type batchEncoder struct {
 
 // reset starts a new batch in the same memory.
 func (e *batchEncoder) reset(seq uint32, flags map[int]uint32, single bool) {
-	*e = batchEncoder{encoder: encoder{nfnetlink.Encoder{B: e.B[:0]}}, spans: e.spans[:0], seq: seq, flags: flags, single: single}
+	*e = batchEncoder{encoder: encoder{nfnetlink.Encoder{B: e.B[:0]}}, spans: e.spans[:0], seq: seq, flags: flags,
+		single: single}
 }
 
 // release frees memory that an unusually large batch needed: the first program's would otherwise stay until the next
@@ -211,7 +212,8 @@ func (e *batchEncoder) addRules(i int, op nft.AddRules) error {
 	return nil
 }
 
-func (e *batchEncoder) addElements(i int, kind, flags uint16, table nft.TableID, set *nft.Set, elements []nft.OwnedElement) error {
+func (e *batchEncoder) addElements(i int, kind, flags uint16, table nft.TableID, set *nft.Set,
+	elements []nft.OwnedElement) error {
 	shape := shapeOf(set, table.Family)
 	for next := 0; next < len(elements); {
 		at := e.beginSpan(i, next, kind, flags, table.Family)

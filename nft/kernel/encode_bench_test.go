@@ -13,12 +13,14 @@ import (
 func BenchmarkEncode(b *testing.B) {
 	const n = 100_000
 	id := nft.TableID{Family: nft.IPv4, Name: "nftproxy"}
-	set := &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}}
+	set := &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport, nft.Index},
+		Data: nft.Fields{nft.Daddr, nft.Dport}}
 	op := nft.AddElements{Table: id, Set: set}
 	for i := range n {
 		key := nft.AppendPort(nft.AppendProto([]byte{10, 96, byte(i >> 8), byte(i)}, 6), 80)
 		op.Elements = append(op.Elements, nft.OwnedElement{Part: fmt.Sprint(i), Element: nft.Element{
-			Set: set.Name, Key: nft.Value(nft.AppendIndex(key, uint32(i>>16))), Data: nft.Value(nft.AppendPort([]byte{10, 0, 0, 1}, 80)),
+			Set: set.Name, Key: nft.Value(nft.AppendIndex(key, uint32(i>>16))),
+			Data: nft.Value(nft.AppendPort([]byte{10, 0, 0, 1}, 80)),
 		}})
 	}
 	batch := nft.Batch{Ops: []nft.Op{op}}

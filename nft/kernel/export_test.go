@@ -101,7 +101,8 @@ func (c *Conn) Remember(table nft.TableID, set *nft.Set, entries []Entry) error 
 				c.encoder.Raw(unix.NFTA_DATA_VALUE, string(v))
 				c.encoder.EndNest(value)
 			}
-			for kind, d := range map[uint16]time.Duration{unix.NFTA_SET_ELEM_TIMEOUT: entry.Timeout, unix.NFTA_SET_ELEM_EXPIRATION: entry.Expires} {
+			for kind, d := range map[uint16]time.Duration{unix.NFTA_SET_ELEM_TIMEOUT: entry.Timeout,
+				unix.NFTA_SET_ELEM_EXPIRATION: entry.Expires} {
 				if d > 0 {
 					c.encoder.Bytes(kind, binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds())))
 				}

@@ -182,7 +182,8 @@ func TestFaultsOfSweep(t *testing.T) {
 				after, errGeneration := c.Generation()
 				must(t, errGeneration)
 				if int32(after-before) < 0 {
-					t.Errorf("%s: a later transaction of another process would be hidden: the generation went from %d to %d", what, before, after)
+					t.Errorf("%s: a later transaction of another process would be hidden: the generation went from %d to %d", what,
+						before, after)
 				}
 				if err == nil && f.Errno != unix.ENOENT && len(learnt(t, other, nft.IPv4, set)) != clients*8/10 {
 					t.Errorf("%s: no error, and stale clients are left", what)
@@ -282,7 +283,8 @@ func TestStuckDump(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if left, _, err := c.Sweep(ctx, table(nft.IPv4), set, func(_, _ nft.Value) bool { return true }); err != nil || left != 10 {
+	if left, _, err := c.Sweep(ctx, table(nft.IPv4), set, func(_, _ nft.Value) bool { return true }); err != nil ||
+		left != 10 {
 		t.Errorf("the next dump: %d clients, %v", left, err)
 	}
 }

@@ -171,7 +171,8 @@ func chains(f nft.Family) []*nft.Chain {
 	}
 	dispatch := []nft.Rule{
 		{nft.VMap{Key: serviceKey, Map: "services"}},
-		{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr, Not: true}, goTo("refuse")},
+		{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr, Not: true},
+			goTo("refuse")},
 		{nft.MatchInput{Name: "cni0"}, goTo("refuse")},
 		{nft.MatchInput{Name: "cni0", Not: true}, goTo("refuse")},
 		{nft.MatchInput{Name: "fifteen-letters"}, goTo("refuse")},
@@ -187,7 +188,8 @@ func chains(f nft.Family) []*nft.Chain {
 		{Name: "empty"},
 		{Name: "matches", Rules: append(matches,
 			nft.Rule{nft.MatchProto{Protocol: 132}, nft.Verdict{Code: nft.Accept}},
-			nft.Rule{nft.MatchProto{Protocol: 17}, nft.InSet{Key: nft.Fields{nft.Saddr, nft.Daddr}, Set: "hairpin"}, nft.Verdict{Code: nft.Drop}},
+			nft.Rule{nft.MatchProto{Protocol: 17}, nft.InSet{Key: nft.Fields{nft.Saddr, nft.Daddr}, Set: "hairpin"},
+				nft.Verdict{Code: nft.Drop}},
 			nft.Rule{nft.InSet{Key: nodeKey, Set: "ports"}, jump("empty")},
 			nft.Rule{nft.InSet{Key: nft.Fields{nft.L4Proto}, Set: "only-proto"}, jump("empty")},
 		)},
@@ -231,14 +233,17 @@ func chains(f nft.Family) []*nft.Chain {
 			{goTo("endpoints-3-masquerade")},
 		}},
 		{Name: "answer-pings", Rules: []nft.Rule{
-			{nft.MatchEcho{}, nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr, Not: true}, jump("empty")},
+			{nft.MatchEcho{}, nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr,
+				Not: true}, jump("empty")},
 			{nft.Limit{PerSecond: 1000, Burst: 20}, nft.DNATTo{Addr: prefixes(f)[0].Addr().Next()}},
 		}},
 		{Name: "learn-clients", Rules: []nft.Rule{
 			{nft.MatchDNATed{}, nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}, jump("empty")},
 			{nft.InSet{Key: nft.Fields{nft.OrigSaddr, nft.OrigDaddr}, Set: "hairpin"}, jump("empty")},
-			{nft.Update{Map: "client-affinity", Key: nft.Fields{nft.OrigSaddr}, Data: nft.Fields{nft.Daddr}, Timeout: 24 * time.Hour}},
-			{nft.Update{Map: "client-affinity", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Timeout: 26*time.Hour + 3*time.Minute + 4*time.Second}},
+			{nft.Update{Map: "client-affinity", Key: nft.Fields{nft.OrigSaddr}, Data: nft.Fields{nft.Daddr},
+				Timeout: 24 * time.Hour}},
+			{nft.Update{Map: "client-affinity", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Timeout: 26*time.Hour +
+				3*time.Minute + 4*time.Second}},
 		}},
 		{Name: "node-endpoints-2", Rules: []nft.Rule{
 			{nft.DNAT{Key: nodeKey, Mod: 2, Map: "node-endpoints"}},
@@ -272,11 +277,14 @@ func learning(rules bool) []*nft.Chain {
 	}
 	all := []*nft.Chain{
 		{Name: "learn-10800-default/web/tcp/80", Rules: []nft.Rule{
-			{nft.InSet{Key: slices.Concat(origServiceKey, target), Set: "affinity-endpoints"}, nft.Update{Map: "affinity-default/web/tcp/80", Key: nft.Fields{nft.OrigSaddr}, Data: target, Timeout: timeout}},
+			{nft.InSet{Key: slices.Concat(origServiceKey, target), Set: "affinity-endpoints"},
+				nft.Update{Map: "affinity-default/web/tcp/80", Key: nft.Fields{nft.OrigSaddr}, Data: target, Timeout: timeout}},
 		}},
 		{Name: "learn-10800", Rules: []nft.Rule{
-			{nft.InSet{Key: slices.Concat(origServiceKey, target), Set: "affinity-endpoints"}, nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: timeout}},
-			{nft.InSet{Key: slices.Concat(origNodeKey, target), Set: "node-affinity-endpoints"}, nft.Update{Map: "node-affinity", Key: origClientNodeKey, Data: target, Timeout: timeout}},
+			{nft.InSet{Key: slices.Concat(origServiceKey, target), Set: "affinity-endpoints"},
+				nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: timeout}},
+			{nft.InSet{Key: slices.Concat(origNodeKey, target), Set: "node-affinity-endpoints"}, nft.Update{Map: "node-affinity",
+				Key: origClientNodeKey, Data: target, Timeout: timeout}},
 		}},
 		{Name: "learn-input", Hook: &nft.Hook{Name: nft.Input, Priority: 98}, Rules: dispatch},
 		{Name: "learn-postrouting", Hook: &nft.Hook{Name: nft.Postrouting, Priority: 99}, Rules: dispatch},
@@ -295,7 +303,8 @@ func parts(f nft.Family) map[string]*nft.Part {
 	key := func(v nft.Value, set string) nft.Element { return nft.Element{Set: set, Key: v} }
 	return map[string]*nft.Part{
 		"default/web": nft.NewPart([]nft.Element{
-			{Set: "services", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("endpoints-3-masquerade"), Comment: "default/web:http"},
+			{Set: "services", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("endpoints-3-masquerade"),
+				Comment: "default/web:http"},
 			{Set: "services", Key: servicePrefix(f, 1, 132, 80), Verdict: goTo("refuse"), Comment: longest},
 			{Set: "services", Key: servicePrefix(f, 2, 17, 53), Verdict: nft.Verdict{Code: nft.Drop}},
 			{Set: "counted-services", Key: servicePrefix(f, 3, 6, 80), Verdict: goTo("refuse-and-count"), Comment: longest},
@@ -305,14 +314,18 @@ func parts(f nft.Family) map[string]*nft.Part {
 			{Set: "node-ports", Key: nodePrefix(6, 30080), Verdict: jump("node-endpoints-2"), Comment: "default/web:http"},
 			{Set: "addresses", Key: addrValue(f, 1), Comment: "default/web"},
 			{Set: "addresses", Key: addrValue(f, 2)},
-			{Set: "affinity-services", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("learn-10800"), Comment: "default/web:http"},
+			{Set: "affinity-services", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("learn-10800"),
+				Comment: "default/web:http"},
 			{Set: "node-affinity-services", Key: nodePrefix(6, 30080), Verdict: jump("learn-10800")},
 			{Set: "affinity-endpoints", Key: servicePrefix(f, 1, 6, 80) + endpoint(f, 11, 8080), Comment: "default/web:http"},
 			{Set: "node-affinity-endpoints", Key: nodePrefix(6, 30080) + endpoint(f, 11, 8080)},
 		}, []nft.Pool{
-			{Map: "endpoints", Prefix: servicePrefix(f, 1, 6, 80), Targets: nft.NewTargets(endpoint(f, 11, 8080), endpoint(f, 12, 8080), endpoint(f, 13, 8081))},
-			{Map: "counted-endpoints", Prefix: servicePrefix(f, 3, 6, 80), Targets: nft.NewTargets(endpoint(f, 11, 8080), endpoint(f, 12, 8080), endpoint(f, 13, 8081))},
-			{Map: "node-endpoints", Prefix: nodePrefix(6, 30080), Targets: nft.NewTargets(endpoint(f, 11, 8080), endpoint(f, 12, 8080))},
+			{Map: "endpoints", Prefix: servicePrefix(f, 1, 6, 80), Targets: nft.NewTargets(endpoint(f, 11, 8080),
+				endpoint(f, 12, 8080), endpoint(f, 13, 8081))},
+			{Map: "counted-endpoints", Prefix: servicePrefix(f, 3, 6, 80), Targets: nft.NewTargets(endpoint(f, 11, 8080),
+				endpoint(f, 12, 8080), endpoint(f, 13, 8081))},
+			{Map: "node-endpoints", Prefix: nodePrefix(6, 30080), Targets: nft.NewTargets(endpoint(f, 11, 8080),
+				endpoint(f, 12, 8080))},
 		}),
 		"ranges": nft.NewPart(ranges(f), nil),
 		"shapes": nft.NewPart([]nft.Element{
@@ -326,7 +339,8 @@ func parts(f nft.Family) map[string]*nft.Part {
 			{Set: "only-addr", Key: addrValue(f, 3), Data: addrValue(f, 4), Comment: "an address"},
 			{Set: "only-port", Key: nft.Value(nft.AppendPort(nil, 80)), Data: nft.Value(nft.AppendPort(nil, 8080))},
 			{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 443)), Verdict: nft.Verdict{Code: nft.Accept}},
-			{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 444)), Verdict: nft.Verdict{Code: nft.Return}, Comment: "return"},
+			{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 444)), Verdict: nft.Verdict{Code: nft.Return},
+				Comment: "return"},
 		}, nil),
 	}
 }
@@ -341,9 +355,11 @@ func ranges(f nft.Family) []nft.Element {
 	}
 	for i, p := range prefixes(f) {
 		add("source-ranges", nft.AppendAddr(service(i), p.Addr()), nft.AppendAddr(service(i), nft.LastAddr(p)), "a prefix")
-		add("sized-ranges", nft.AppendAddr(nft.AppendProto(nil, uint8(i)), p.Addr()), nft.AppendAddr(nft.AppendProto(nil, uint8(i)), nft.LastAddr(p)), "")
+		add("sized-ranges", nft.AppendAddr(nft.AppendProto(nil, uint8(i)), p.Addr()),
+			nft.AppendAddr(nft.AppendProto(nil, uint8(i)), nft.LastAddr(p)), "")
 	}
-	add("source-ranges", nft.AppendAddr(service(100), addr(f, 3)), nft.AppendAddr(service(101), addr(f, 9)), strings.Repeat("x", nft.MaxComment))
+	add("source-ranges", nft.AppendAddr(service(100), addr(f, 3)), nft.AppendAddr(service(101), addr(f, 9)),
+		strings.Repeat("x", nft.MaxComment))
 	verdict := func(from, to uint16, first, last int, v nft.Verdict) {
 		all = append(all, nft.Element{
 			Set: "source-verdicts", Verdict: v,
@@ -357,7 +373,8 @@ func ranges(f nft.Family) []nft.Element {
 	everywhere := netip.PrefixFrom(addr(f, 0), 0)
 	lowest, highest := everywhere.Masked().Addr(), nft.LastAddr(everywhere)
 	for i, r := range [][2]netip.Addr{
-		{lowest, lowest.Next()}, {addr(f, 16), addr(f, 31)}, {addr(f, 32), addr(f, 47)}, {addr(f, 48), addr(f, 48)}, {addr(f, 49), addr(f, 51)},
+		{lowest, lowest.Next()}, {addr(f, 16), addr(f, 31)}, {addr(f, 32), addr(f, 47)}, {addr(f, 48), addr(f, 48)},
+		{addr(f, 49), addr(f, 51)},
 		{addr(f, 255), addr(f, 256)}, {highest.Prev(), highest},
 	} {
 		add("address-ranges", r[0].AsSlice(), r[1].AsSlice(), strings.Repeat("i", i*20))
@@ -365,7 +382,8 @@ func ranges(f nft.Family) []nft.Element {
 	for _, r := range []struct {
 		from, to uint16
 		verdict  nft.Verdict
-	}{{0, 79, nft.Verdict{Code: nft.Return}}, {80, 80, nft.Verdict{Code: nft.Drop}}, {443, 511, nft.Verdict{Code: nft.Return}}, {65535, 65535, nft.Verdict{Code: nft.Accept}}} {
+	}{{0, 79, nft.Verdict{Code: nft.Return}}, {80, 80, nft.Verdict{Code: nft.Drop}},
+		{443, 511, nft.Verdict{Code: nft.Return}}, {65535, 65535, nft.Verdict{Code: nft.Accept}}} {
 		// nft 1.0.6 does not find the chain of such an element's verdict.
 		all = append(all, nft.Element{
 			Set: "port-ranges", Verdict: r.verdict, Comment: fmt.Sprintf("%d", r.to),
@@ -418,7 +436,8 @@ func services(n, endpoints int) *nft.Program {
 		{nft.DNAT{Key: serviceKey, Mod: 1, Map: "endpoints"}},
 		{nft.Verdict{Code: nft.Drop}},
 	}}
-	pre := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}
+	pre := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100},
+		Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}
 	declared := []*nft.Set{
 		{Name: "endpoints", Key: indexed(serviceKey), Data: target, MinSize: 1},
 		{Name: "services", Key: serviceKey, Verdicts: true, MinSize: 1},
@@ -438,7 +457,8 @@ func service(chain string, i, endpoints, shift int) *nft.Part {
 		targets = append(targets, endpoint(nft.IPv4, i, uint16(1000+j+shift)))
 	}
 	pool := nft.Pool{Map: "endpoints", Prefix: prefix, Targets: nft.NewTargets(targets...)}
-	return nft.NewPart([]nft.Element{{Set: "services", Key: prefix, Verdict: goTo(chain), Comment: fmt.Sprintf("ns/svc-%d:http", i)}}, []nft.Pool{pool})
+	return nft.NewPart([]nft.Element{{Set: "services", Key: prefix, Verdict: goTo(chain),
+		Comment: fmt.Sprintf("ns/svc-%d:http", i)}}, []nft.Pool{pool})
 }
 
 // withPart is the program with one part of its IPv4 table replaced.

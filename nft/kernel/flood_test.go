@@ -42,7 +42,8 @@ func (n *affinityNet) addAddresses(t *testing.T, f nft.Family, pod string) func(
 
 // sendDatagrams sends single datagrams to a service until stop, each from another client
 // and a new port. It counts them.
-func (n *affinityNet) sendDatagrams(pod string, clients func(int) netip.Addr, to netip.AddrPort, sent *atomic.Int64, stop <-chan struct{}) error {
+func (n *affinityNet) sendDatagrams(pod string, clients func(int) netip.Addr, to netip.AddrPort, sent *atomic.Int64,
+	stop <-chan struct{}) error {
 	const crowd = 5000
 	return n.Pod(pod).NS.Do(func() error {
 		for i := 0; ; i++ {
@@ -84,7 +85,8 @@ func TestSwapUnderAFlood(t *testing.T) {
 			end := sync.OnceFunc(func() { close(stop); flooding.Wait() })
 			defer end()
 			flooding.Go(func() {
-				if err := n.sendDatagrams("client-1", clients, netip.AddrPortFrom(addr(f, anyServer), servicePort), &sent, stop); err != nil {
+				if err := n.sendDatagrams("client-1", clients, netip.AddrPortFrom(addr(f, anyServer), servicePort), &sent,
+					stop); err != nil {
 					t.Error(err)
 				}
 			})

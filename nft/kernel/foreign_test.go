@@ -55,8 +55,10 @@ func TestForeignNamesThatAreEmpty(t *testing.T) {
 				nameless := &nft.Chain{Hook: hook, Rules: []nft.Rule{{nft.Verdict{Code: nft.Drop}}}}
 				set := &nft.Set{Key: nft.Fields{nft.Dport}}
 				must(t, c.Apply(nft.Batch{Ops: []nft.Op{
-					nft.AddChain{Table: id, Chain: nameless}, nft.AddRules{Table: id, Chain: nameless}, nft.AddSet{Table: id, Set: set},
-					nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{{Element: nft.Element{Key: nft.Value(nft.AppendPort(nil, 80))}}}},
+					nft.AddChain{Table: id, Chain: nameless}, nft.AddRules{Table: id, Chain: nameless},
+					nft.AddSet{Table: id, Set: set},
+					nft.AddElements{Table: id, Set: set,
+						Elements: []nft.OwnedElement{{Element: nft.Element{Key: nft.Value(nft.AppendPort(nil, 80))}}}},
 				}}))
 				if hook == nil {
 					lookup := &nft.Chain{Name: "refuse", Rules: []nft.Rule{{nft.InSet{Key: set.Key}, nft.Verdict{Code: nft.Drop}}}}
@@ -127,7 +129,10 @@ func vandalise(c *kernel.Conn, before, after *nft.Contents) (taken int) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(after.Chains)) {
 		chain := after.Chains[name]
-		if known := slices.DeleteFunc(slices.Clone(chain.Rules), unwritable); before.Chains[name] == nil || !slices.EqualFunc(known, before.Chains[name].Rules, func(a, b nft.Rule) bool { return a.Text(id.Family) == b.Text(id.Family) }) {
+		if known := slices.DeleteFunc(slices.Clone(chain.Rules), unwritable); before.Chains[name] == nil ||
+			!slices.EqualFunc(known, before.Chains[name].Rules, func(a, b nft.Rule) bool {
+				return a.Text(id.Family) == b.Text(id.Family)
+			}) {
 			try(nft.FlushChain{Table: id, Chain: name})
 			for _, r := range known {
 				try(nft.AddRules{Table: id, Chain: &nft.Chain{Name: name, Rules: []nft.Rule{r}}})

@@ -83,7 +83,8 @@ func (d *dumper) answer(request []byte) error {
 			if have.Body[0] != m.Body[0] && kind != unix.NFT_MSG_GETGEN {
 				continue // of the other family
 			}
-			if len(have.Body) > nfnetlink.ReadBuffer/2 || sent == 8 && kind != unix.NFT_MSG_GETSETELEM && m.Flags&unix.NLM_F_DUMP == 0 {
+			if len(have.Body) > nfnetlink.ReadBuffer/2 || sent == 8 && kind != unix.NFT_MSG_GETSETELEM &&
+				m.Flags&unix.NLM_F_DUMP == 0 {
 				continue
 			}
 			sent++
@@ -191,7 +192,8 @@ func FuzzRead(f *testing.F) {
 	at := 0
 	for m := range nfnetlink.Messages(whole) { // and in pieces, which the fuzzer changes faster
 		n := nfnetlink.Align(nfnetlink.HeaderLen + len(m.Body))
-		if kind := m.Kind & 0xff; kind == unix.NFT_MSG_NEWSET || kind == unix.NFT_MSG_NEWRULE || kind == unix.NFT_MSG_NEWSETELEM {
+		if kind := m.Kind & 0xff; kind == unix.NFT_MSG_NEWSET || kind == unix.NFT_MSG_NEWRULE ||
+			kind == unix.NFT_MSG_NEWSETELEM {
 			f.Add(whole[at : at+n])
 		}
 		at += n
@@ -203,7 +205,9 @@ func FuzzRead(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		check.Bounded(t, 64<<20+4096*uint64(len(data)), func() { checkRead(t, append(prefix[:len(prefix):len(prefix)], data...), want) })
+		check.Bounded(t, 64<<20+4096*uint64(len(data)), func() {
+			checkRead(t, append(prefix[:len(prefix):len(prefix)], data...), want)
+		})
 	})
 }
 

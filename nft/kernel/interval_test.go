@@ -20,7 +20,8 @@ const addressRanges = "address-ranges"
 
 // addressRange is an interval of addresses.
 func addressRange(first, last netip.Addr, comment string) nft.Element {
-	return nft.Element{Set: addressRanges, Key: nft.Value(first.AsSlice()), KeyEnd: nft.Value(last.AsSlice()), Comment: comment}
+	return nft.Element{Set: addressRanges, Key: nft.Value(first.AsSlice()), KeyEnd: nft.Value(last.AsSlice()),
+		Comment: comment}
 }
 
 // Intervals of one field come, go, grow and shrink beside others that adjoin them. The
@@ -68,7 +69,8 @@ func TestIntervalsOfOneField(t *testing.T) {
 				}
 			}
 			if adjoining < 50 || first < 5 || last < 5 {
-				t.Errorf("%d adjoining intervals, %d from the first address, %d to the last: the test shows nothing", adjoining, first, last)
+				t.Errorf("%d adjoining intervals, %d from the first address, %d to the last: the test shows nothing", adjoining,
+					first, last)
 			}
 		})
 	}
@@ -120,20 +122,26 @@ func TestConflictNamesTheInterval(t *testing.T) {
 			set := p.IPv4.Set(addressRanges)
 			var all []nft.OwnedElement
 			for i := range n {
-				all = append(all, owned(fmt.Sprintf("list-%d", i), addressRange(addr(nft.IPv4, 4*i), addr(nft.IPv4, 4*i+1+i%2), strings.Repeat("c", i%nft.MaxComment))))
+				all = append(all, owned(fmt.Sprintf("list-%d", i), addressRange(addr(nft.IPv4, 4*i), addr(nft.IPv4, 4*i+1+i%2),
+					strings.Repeat("c", i%nft.MaxComment))))
 			}
 			wrong := all[test.conflict]
 			there := wrong
 			there.Key, there.KeyEnd = before(there.Key), there.Key
-			must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: []nft.OwnedElement{there}}}}))
-			got := refusals(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: all}}}))
+			must(t,
+				c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set,
+					Elements: []nft.OwnedElement{there}}}}))
+			got := refusals(t,
+				c.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: all}}}))
 			if len(got) != 1 || got[0].Element == nil || *got[0].Element != wrong || !errors.Is(&got[0], unix.EEXIST) {
 				t.Errorf("the conflict of %s is reported as %v", wrong.Part, got)
 			}
 			// The kernel does not have the interval's end.
 			missing := there
 			missing.KeyEnd = addrValue(nft.IPv4, 4*test.conflict+3)
-			got = refusals(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table(nft.IPv4), Set: set, Elements: []nft.OwnedElement{missing}}}}))
+			got = refusals(t,
+				c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table(nft.IPv4), Set: set,
+					Elements: []nft.OwnedElement{missing}}}}))
 			if len(got) != 1 || got[0].Element == nil || *got[0].Element != missing || !errors.Is(&got[0], unix.ENOENT) {
 				t.Errorf("the missing end of %s is reported as %v", missing.Part, got)
 			}

@@ -74,23 +74,24 @@ func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) er
 	seed := maphash.MakeSeed()
 	seen := map[uint64]struct{}{} // hashes of keys; the keys themselves would take tens of MB
 	count := 0
-	err = c.sweeper.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B, func(m nfnetlink.Message) error {
-		for _, attrs := range m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-			entry, err := decodeEntry(attrs, shape)
-			if err != nil {
-				return err
-			}
-			count++
-			hash := maphash.String(seed, string(entry.Key))
-			if _, again := seen[hash]; !again {
-				seen[hash] = struct{}{}
-				if err := visit(entry); err != nil {
-					return err // the rest of the dump is drained before the next
+	err = c.sweeper.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B,
+		func(m nfnetlink.Message) error {
+			for _, attrs := range m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+				entry, err := decodeEntry(attrs, shape)
+				if err != nil {
+					return err
+				}
+				count++
+				hash := maphash.String(seed, string(entry.Key))
+				if _, again := seen[hash]; !again {
+					seen[hash] = struct{}{}
+					if err := visit(entry); err != nil {
+						return err // the rest of the dump is drained before the next
+					}
 				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return true, nil

@@ -27,7 +27,8 @@ func TestLearnedBy(t *testing.T) {
 				}
 				got, ok, err := c.LearnedBy(table(f), set, want.Key)
 				must(t, err)
-				if !ok || got.Key != want.Key || got.Data != want.Data || got.Timeout != want.Timeout || got.Expires > most || got.Expires < most/2 {
+				if !ok || got.Key != want.Key || got.Data != want.Data || got.Timeout != want.Timeout || got.Expires > most ||
+					got.Expires < most/2 {
 					t.Errorf("of %s: %+v (found: %v), want %+v", set.Key.Format(f, want.Key), got, ok, want)
 				}
 			}
@@ -48,7 +49,8 @@ func TestLearnedBy(t *testing.T) {
 					t.Errorf("%s: %+v, %v, %v", what, got, ok, err)
 				}
 			}
-			if _, _, err := c.LearnedBy(table(f), set, entries[0].Key[1:]); err == nil || !strings.Contains(err.Error(), "look up in map "+f.String()+" nftproxy affinity: key of") {
+			if _, _, err := c.LearnedBy(table(f), set, entries[0].Key[1:]); err == nil || !strings.Contains(err.Error(),
+				"look up in map "+f.String()+" nftproxy affinity: key of") {
 				t.Errorf("a key of another length: %v", err)
 			}
 		})

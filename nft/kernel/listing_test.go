@@ -35,7 +35,8 @@ func parsesOriginalPorts(t *testing.T, cmd nftcmd.Command) bool {
 	if _, err := fmt.Sscanf(version, "nftables v%d.%d", &major, &minor); err != nil {
 		t.Fatalf("version of nft: %q: %v", version, err)
 	}
-	err = cmd.Load(ns, "table ip t { set s { typeof meta l4proto . th dport; }; chain c { meta l4proto . ct original proto-dst @s; }; }")
+	err = cmd.Load(ns, "table ip t { set s { typeof meta l4proto . th dport; }; chain c { meta l4proto . ct original "+
+		"proto-dst @s; }; }")
 	if err != nil && (major > 1 || major == 1 && minor >= 1) {
 		t.Errorf("%s no longer parses original ports: %v", strings.TrimSpace(version), err)
 	}

@@ -114,11 +114,16 @@ func TestReadByKeysFindsTampering(t *testing.T) {
 		what, do, undo string
 		dumped         int
 	}{
-		{"another target", "delete " + element + "{ 10.96.0.3 " + tcp + "0x1 }; add " + element + "{ 10.96.0.3 " + tcp + "0x1 : 192.0.2.1 . 80 }",
-			"delete " + element + "{ 10.96.0.3 " + tcp + "0x1 }; add " + element + "{ 10.96.0.3 " + tcp + "0x1 : 10.96.0.3 . 1001 }", 0},
-		{"an element is missing", "delete " + element + "{ 10.96.0.3 " + tcp + "0x1 }", "add " + element + "{ 10.96.0.3 " + tcp + "0x1 : 10.96.0.3 . 1001 }", 0},
-		{"a longer pool", "add " + element + "{ 10.96.0.3 " + tcp + "0x5 : 192.0.2.1 . 80 }", "delete " + element + "{ 10.96.0.3 " + tcp + "0x5 }", 0},
-		{"a key of no service", "add " + element + "{ 192.0.2.9 " + tcp + "0x0 : 192.0.2.1 . 80 }", "delete " + element + "{ 192.0.2.9 " + tcp + "0x0 }", 1},
+		{"another target", "delete " + element + "{ 10.96.0.3 " + tcp + "0x1 }; add " + element + "{ 10.96.0.3 " + tcp +
+			"0x1 : 192.0.2.1 . 80 }",
+			"delete " + element + "{ 10.96.0.3 " + tcp + "0x1 }; add " + element + "{ 10.96.0.3 " + tcp +
+				"0x1 : 10.96.0.3 . 1001 }", 0},
+		{"an element is missing", "delete " + element + "{ 10.96.0.3 " + tcp + "0x1 }", "add " + element + "{ 10.96.0.3 " +
+			tcp + "0x1 : 10.96.0.3 . 1001 }", 0},
+		{"a longer pool", "add " + element + "{ 10.96.0.3 " + tcp + "0x5 : 192.0.2.1 . 80 }", "delete " + element +
+			"{ 10.96.0.3 " + tcp + "0x5 }", 0},
+		{"a key of no service", "add " + element + "{ 192.0.2.9 " + tcp + "0x0 : 192.0.2.1 . 80 }", "delete " + element +
+			"{ 192.0.2.9 " + tcp + "0x0 }", 1},
 		{"every key", "add " + element + "{ * : 192.0.2.1 . 80 }", "delete " + element + "{ * }", 1},
 	} {
 		must(t, cmd.Load(ns, test.do+"\n"))

@@ -67,7 +67,8 @@ type memoryLoop struct {
 
 func runLoop(t *testing.T, conn *kernel.Conn) *memoryLoop {
 	l := &memoryLoop{t, conn, model.NewBuilder(gen.PlainNode()), model.NewMailbox(), make(chan proxy.Sync)}
-	cfg := compiler.Config{Table: tableName, Settings: model.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
+	cfg := compiler.Config{Table: tableName,
+		Settings: model.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
 	c := proxy.DefaultConfig()
 	c.CheckPeriod, c.Jitter = 0, func() float64 { return 0 }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -121,7 +122,8 @@ func (l *memoryLoop) publish(what string, left ...string) {
 
 // giantService has this many ports, and each port has this many endpoints of its own.
 func giantService(ports, endpoints int) *model.Service {
-	svc := &model.Service{Name: model.NewName("default", "giant"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
+	svc := &model.Service{Name: model.NewName("default", "giant"),
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
 	for n := range ports {
 		p := model.Port{Name: fmt.Sprint("p", n), Protocol: model.TCP, Port: uint16(1 + n)}
 		var list []model.Endpoint
@@ -152,7 +154,8 @@ func newMemoryGroup(t *testing.T, size int) *memoryGroup {
 	}
 	own, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)
-	m := &memoryGroup{t, filepath.Join(root, fmt.Sprintf("nftproxy-test-%d", os.Getpid())), filepath.Join(root, memoryPath(string(own)))}
+	m := &memoryGroup{t, filepath.Join(root, fmt.Sprintf("nftproxy-test-%d", os.Getpid())),
+		filepath.Join(root, memoryPath(string(own)))}
 	must(t, os.Mkdir(m.dir, 0o755))
 	t.Cleanup(func() {
 		if err := os.Remove(m.dir); err != nil {

@@ -59,7 +59,8 @@ func TestNesting(t *testing.T) {
 			b := nested(test.depth, byMap, test.loop)
 			inKernel, inModel := c.Apply(b), nft.NewModel().Apply(b)
 			refused := errors.Is(inKernel, unix.EMLINK) || errors.Is(inKernel, unix.ELOOP)
-			if (inKernel == nil) != test.taken || refused == test.taken || (inModel == nil) != test.taken || errors.Is(inModel, nft.ErrNesting) == test.taken {
+			if (inKernel == nil) != test.taken || refused == test.taken || (inModel == nil) != test.taken ||
+				errors.Is(inModel, nft.ErrNesting) == test.taken {
 				t.Errorf("%+v, by maps %t: the kernel says %v, the model %v", test, byMap, inKernel, inModel)
 			}
 		}

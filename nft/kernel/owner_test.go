@@ -81,7 +81,8 @@ func TestOwnedTableIsOurs(t *testing.T) {
 		}
 	}
 	// The owner itself can still add to its table.
-	must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddChain{Table: table(nft.IPv4), Chain: &nft.Chain{Name: "more"}}}}))
+	must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddChain{Table: table(nft.IPv4),
+		Chain: &nft.Chain{Name: "more"}}}}))
 }
 
 func TestOwnAfterRestart(t *testing.T) {
@@ -149,7 +150,8 @@ func TestAddTableThatExists(t *testing.T) {
 		t.Errorf("orphan after AddTable: owned is %v, error %v", owned, err)
 	}
 	// A table that is replaced as a whole gets our Conn as owner.
-	must(t, next.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: table(nft.IPv4)}, nft.AddTable{Table: table(nft.IPv4)}}}))
+	must(t, next.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: table(nft.IPv4)},
+		nft.AddTable{Table: table(nft.IPv4)}}}))
 	if owned, err = next.Owned(table(nft.IPv4)); err != nil || !owned {
 		t.Errorf("table made anew: owned is %v, error %v", owned, err)
 	}

@@ -32,7 +32,8 @@ func TestSourceRanges(t *testing.T) {
 					t.Errorf("%s asks service %d: %s", client, service, a.Outcome)
 				}
 				packet := nft.Packet{
-					Src: netip.AddrPortFrom(of(f, n.clientNamed(client).addrs), 50000), Dst: netip.AddrPortFrom(addr(f, service), servicePort),
+					Src: netip.AddrPortFrom(of(f, n.clientNamed(client).addrs), 50000), Dst: netip.AddrPortFrom(addr(f, service),
+						servicePort),
 					Protocol: protocols()[proto], FromNode: client == "node",
 				}
 				r := model.Trace(packet, nft.Host{
@@ -66,13 +67,15 @@ func TestOverlappingRangesAreRefused(t *testing.T) {
 }
 
 // refusesOverlaps adds ranges of addresses from 1024 on, after a prefix.
-func refusesOverlaps(t *testing.T, c *kernel.Conn, p *nft.Program, model *nft.Model, f nft.Family, set *nft.Set, prefix nft.Value) {
+func refusesOverlaps(t *testing.T, c *kernel.Conn, p *nft.Program, model *nft.Model, f nft.Family, set *nft.Set,
+	prefix nft.Value) {
 	t.Helper()
 	const base = 1024
 	add := func(from, to int) nft.Batch {
-		return nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(f), Set: set, Elements: []nft.OwnedElement{owned("default/web", nft.Element{
-			Set: set.Name, Key: prefix + addrValue(f, base+from), KeyEnd: prefix + addrValue(f, base+to),
-		})}}}}
+		return nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(f), Set: set,
+			Elements: []nft.OwnedElement{owned("default/web", nft.Element{
+				Set: set.Name, Key: prefix + addrValue(f, base+from), KeyEnd: prefix + addrValue(f, base+to),
+			})}}}}
 	}
 	for _, test := range []struct {
 		from, to int

@@ -88,7 +88,8 @@ func (c *Conn) readSetOnce(table *nft.Table, name string) (s *nft.SetContents, c
 	c.reader.Lock()
 	defer c.reader.Unlock()
 	r := newTableReader(c, table, false)
-	attrs, err := c.reader.Get(unix.NFT_MSG_GETSET, uint8(table.Family), new(nfnetlink.Encoder).Text(unix.NFTA_SET_TABLE, table.Name).Text(unix.NFTA_SET_NAME, name).B)
+	attrs, err := c.reader.Get(unix.NFT_MSG_GETSET, uint8(table.Family), new(nfnetlink.Encoder).Text(unix.NFTA_SET_TABLE,
+		table.Name).Text(unix.NFTA_SET_NAME, name).B)
 	if err != nil {
 		return nil, false, err
 	}
@@ -151,7 +152,8 @@ type rawRule struct {
 // readTable returns nil if there is no such table.
 func (r *tableReader) readTable() (*nft.Contents, error) {
 	id := r.want.ID()
-	_, err := r.conn.reader.Get(unix.NFT_MSG_GETTABLE, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_TABLE_NAME, id.Name).B)
+	_, err := r.conn.reader.Get(unix.NFT_MSG_GETTABLE, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_TABLE_NAME,
+		id.Name).B)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -312,12 +314,13 @@ func (r *tableReader) readElements(s *nft.SetContents) error {
 	}
 	d := r.decoderOf(s)
 	seen := 0
-	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, new(nfnetlink.Encoder).Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name).B, func(attrs nfnetlink.Attributes) error {
-		d.reset()
-		d.gather(attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
-		seen += d.keep(s.Elements)
-		return nil
-	})
+	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE,
+		new(nfnetlink.Encoder).Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name).B, func(attrs nfnetlink.Attributes) error {
+			d.reset()
+			d.gather(attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+			seen += d.keep(s.Elements)
+			return nil
+		})
 	if err != nil {
 		return err
 	}

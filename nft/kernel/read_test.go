@@ -127,16 +127,19 @@ func TestReadTellsRulesApart(t *testing.T) {
 				{nft.MatchProto{Protocol: 6}, nft.Reject{}},
 				{nft.MatchMark{Mask: 1}, nft.SetMark{Mask: 1}},
 				{nft.SetMark{Mask: 0}}, {nft.SetMark{Mask: 1}}, {nft.ClearMark{Mask: 1}},
-				{nft.SetLabel{Bit: 0}}, {nft.SetLabel{Bit: 64}}, {nft.MatchLabel{Bit: 0}, nft.SetLabel{Bit: 127}}, {nft.MatchLabel{Bit: 127}, nft.SetLabel{Bit: 0}},
+				{nft.SetLabel{Bit: 0}}, {nft.SetLabel{Bit: 64}}, {nft.MatchLabel{Bit: 0}, nft.SetLabel{Bit: 127}},
+				{nft.MatchLabel{Bit: 127}, nft.SetLabel{Bit: 0}},
 				{nft.InSet{Key: serviceKey[:1], Set: "addresses"}}, {nft.InSet{Key: nodeKey[:1], Set: "only-proto"}},
 				{nft.Verdict{Code: nft.Drop}}, {nft.Verdict{Code: nft.Accept}}, {nft.Verdict{Code: nft.Return}},
 				{jump("refuse")}, {goTo("refuse")}, {goTo("empty")}, {},
 				{nft.DNAT{Key: clientKey, Mod: 0, Map: "affinity"}}, {nft.DNAT{Key: clientKey[1:], Mod: 1, Map: "endpoints"}},
-				{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}}, {nft.InSet{Key: nft.Fields{nft.OrigSaddr}, Set: "addresses"}},
+				{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}},
+				{nft.InSet{Key: nft.Fields{nft.OrigSaddr}, Set: "addresses"}},
 				{nft.VMap{Key: nft.Fields{nft.OrigDport}, Map: "port-verdicts"}},
 				{nft.Update{Map: "affinity", Key: clientKey, Data: target, Timeout: 3 * time.Hour}},
 				{nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: 3*time.Hour + time.Second}},
-				{nft.Update{Map: "affinity", Key: origClientKey, Data: nft.Fields{nft.OrigDaddr, nft.Dport}, Timeout: 3 * time.Hour}},
+				{nft.Update{Map: "affinity", Key: origClientKey, Data: nft.Fields{nft.OrigDaddr, nft.Dport},
+					Timeout: 3 * time.Hour}},
 			}
 			texts := map[string]bool{}
 			for _, chain := range append(chains(f), learning(true)...) {
@@ -152,7 +155,8 @@ func TestReadTellsRulesApart(t *testing.T) {
 			})
 			// Chain i has the rule that comes shift after the i-th.
 			program := func(shift int) *nft.Program {
-				cs := []*nft.Chain{{Name: "empty"}, {Name: "refuse"}, {Name: "learn-10800"}, {Name: "endpoints-3-masquerade"}, {Name: "node-endpoints-2"}}
+				cs := []*nft.Chain{{Name: "empty"}, {Name: "refuse"}, {Name: "learn-10800"}, {Name: "endpoints-3-masquerade"},
+					{Name: "node-endpoints-2"}}
 				for i := range rules {
 					cs = append(cs, &nft.Chain{Name: fmt.Sprintf("rule-%d", i), Rules: []nft.Rule{rules[(i+shift)%len(rules)]}})
 				}
@@ -185,34 +189,46 @@ func TestReadFindsTampering(t *testing.T) {
 		{"rule removed", "flush chain ip T refuse"},
 		{"rule added", "add rule ip T refuse drop"},
 		{"rule with a comment", `add rule ip T empty return comment "x"`},
-		{"rule replaced by its like", "flush chain ip T refuse; add rule ip T refuse meta l4proto tcp reject with tcp reset; add rule ip T refuse reject with icmp type host-unreachable"},
+		{"rule replaced by its like", "flush chain ip T refuse; add rule ip T refuse meta l4proto tcp reject with tcp " +
+			"reset; add rule ip T refuse reject with icmp type host-unreachable"},
 		{"rules swapped", "flush chain ip T node-endpoints-2; add rule ip T node-endpoints-2 drop"},
 		{"other constant", "flush chain ip6 T input; add rule ip6 T input meta mark set meta mark & 0xffffbffe"},
-		{"other set", "flush chain ip T output; add rule ip T output ip daddr . meta l4proto . th dport vmap @services; add rule ip T output fib daddr type != local ip daddr @addresses goto refuse"},
+		{"other set", "flush chain ip T output; add rule ip T output ip daddr . meta l4proto . th dport vmap @services; " +
+			"add rule ip T output fib daddr type != local ip daddr @addresses goto refuse"},
 		{"counter", "flush chain ip T input; add rule ip T input counter meta mark set meta mark & 0xffffbfff"},
 		{"chain added", "add chain ip T foreign; add rule ip T foreign accept"},
-		{"base chain added", "add chain ip T foreign { type filter hook input priority 0; policy drop; }; add rule ip T foreign accept"},
+		{"base chain added", "add chain ip T foreign { type filter hook input priority 0; policy drop; }; add rule ip T " +
+			"foreign accept"},
 		{"element removed", "delete element ip T indexes { 7 }"},
 		{"element added", "add element ip T indexes { 8 }"},
 		{"element replaced", `delete element ip T only-port { 80 }; add element ip T only-port { 80 : 81 }`},
-		{"comment replaced", `delete element ip T addresses { 10.96.0.1 }; add element ip T addresses { 10.96.0.1 comment "y" }`},
-		{"verdict replaced", `delete element ip T services { 10.96.0.2 . udp . 53 }; add element ip T services { 10.96.0.2 . udp . 53 : goto refuse }`},
+		{"comment replaced",
+			`delete element ip T addresses { 10.96.0.1 }; add element ip T addresses { 10.96.0.1 comment "y" }`},
+		{"verdict replaced", `delete element ip T services { 10.96.0.2 . udp . 53 }; add element ip T services { 10.96.0.2 ` +
+			`. udp . 53 : goto refuse }`},
 		{"set added", "add set ip T foreign { type inet_service; elements = { 1, 2 }; }"},
 		{"set with intervals", "add set ip T foreign { type inet_service; flags interval; elements = { 1-2 }; }"},
-		{"set with time-out", "delete set ip T indexes; add set ip T indexes { typeof numgen random mod 2; timeout 1h; elements = { 7 }; }"},
+		{"set with time-out", "delete set ip T indexes; add set ip T indexes { typeof numgen random mod 2; timeout 1h; " +
+			"elements = { 7 }; }"},
 		{"set of another type", "delete set ip T indexes; add set ip T indexes { type ipv4_addr; elements = { 1.1.1.1 }; }"},
 		{"set without typeof", "delete set ip T indexes; add set ip T indexes { type mark; elements = { 7 }; }"},
 		{"map with catch-all", "add element ip T only-port { * : 81 }"},
-		{"interval shortened", `delete element ip T source-ranges { 10.96.0.0 . tcp . 80 . 0.0.0.0/0 }; add element ip T source-ranges { 10.96.0.0 . tcp . 80 . 0.0.0.0/1 comment "a prefix" }`},
+		{"interval shortened", `delete element ip T source-ranges { 10.96.0.0 . tcp . 80 . 0.0.0.0/0 }; add element ip T ` +
+			`source-ranges { 10.96.0.0 . tcp . 80 . 0.0.0.0/1 comment "a prefix" }`},
 		{"interval added", "add element ip6 T source-ranges { fd00::9-fd00::17 . udp . 80-90 . fd00::/9 }"},
 		{"interval removed", "delete element ip T source-verdicts { 91 . 10.96.0.0-10.96.0.7 }"},
-		{"map with intervals made one without", "flush chain ip T prerouting; flush chain ip T output; delete map ip T source-verdicts; add map ip T source-verdicts { typeof th dport . ip saddr : verdict; }"},
+		{"map with intervals made one without", "flush chain ip T prerouting; flush chain ip T output; delete map ip T " +
+			"source-verdicts; add map ip T source-verdicts { typeof th dport . ip saddr : verdict; }"},
 		{"other size", "delete set ip T sized; add set ip T sized { typeof ip daddr; size 101; elements = { 10.96.0.5 }; }"},
 		{"no size", "delete set ip T sized; add set ip T sized { typeof ip daddr; elements = { 10.96.0.5 }; }"},
-		{"dynamic map of another size", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T client-affinity { typeof ip saddr : ip daddr; size 4; flags dynamic,timeout; }"},
-		{"dynamic map with time-out", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T client-affinity { typeof ip saddr : ip daddr; size 3; flags dynamic,timeout; timeout 1h; }"},
-		{"map no longer dynamic", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T client-affinity { typeof ip saddr : ip daddr; size 3; flags timeout; }"},
-		{"reply instead of original", "flush chain ip T learn-clients; add rule ip T learn-clients ct status dnat ct reply ip daddr @addresses jump empty"},
+		{"dynamic map of another size", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T " +
+			"client-affinity { typeof ip saddr : ip daddr; size 4; flags dynamic,timeout; }"},
+		{"dynamic map with time-out", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T " +
+			"client-affinity { typeof ip saddr : ip daddr; size 3; flags dynamic,timeout; timeout 1h; }"},
+		{"map no longer dynamic", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T " +
+			"client-affinity { typeof ip saddr : ip daddr; size 3; flags timeout; }"},
+		{"reply instead of original", "flush chain ip T learn-clients; add rule ip T learn-clients ct status dnat ct reply " +
+			"ip daddr @addresses jump empty"},
 		{"table removed", "delete table ip6 T"},
 		{"table emptied", "delete table ip T; add table ip T"},
 	} {
@@ -391,9 +407,11 @@ func randomProgram(r *rand.Rand) *nft.Program {
 				nft.Element{Set: "addresses", Key: addrValue(f, i)},
 			), []nft.Pool{pool})
 		}
-		cs := []*nft.Chain{{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}}
+		cs := []*nft.Chain{{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100},
+			Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}}
 		if r.IntN(2) == 0 {
-			cs[0].Rules = append(cs[0].Rules, nft.Rule{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.Verdict{Code: nft.Drop}})
+			cs[0].Rules = append(cs[0].Rules, nft.Rule{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"},
+				nft.Verdict{Code: nft.Drop}})
 		}
 		for _, chain := range used {
 			cs = append(cs, chain)
@@ -415,7 +433,8 @@ func randomRanges(r *rand.Rand, f nft.Family, service nft.Value) []nft.Element {
 	slices.Sort(ends)
 	for pair := range slices.Chunk(ends, 2) {
 		all = append(all, nft.Element{
-			Set: "source-ranges", Key: service + addrValue(f, pair[0]), KeyEnd: service + addrValue(f, pair[1]), Comment: strings.Repeat("r", r.IntN(2)),
+			Set: "source-ranges", Key: service + addrValue(f, pair[0]), KeyEnd: service + addrValue(f, pair[1]),
+			Comment: strings.Repeat("r", r.IntN(2)),
 		})
 	}
 	return all

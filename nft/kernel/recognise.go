@@ -89,7 +89,8 @@ type registers struct {
 }
 
 func (r *registers) empty() bool {
-	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && !r.icmpType && r.localness == 0 && r.constant == nil
+	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && !r.icmpType &&
+		r.localness == 0 && r.constant == nil
 }
 
 func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool {
@@ -111,7 +112,8 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 			return r.addStatement(nft.DNATTo{Addr: to})
 		}
 		key := len(r.loaded) - r.hashed
-		return r.addStatement(nft.DNAT{Key: r.loaded[:key:key], KeepPort: len(data.Get(unix.NFTA_NAT_REG_PROTO_MIN)) == 0, Mod: r.mod, Hash: r.loaded[key:], Map: r.data})
+		return r.addStatement(nft.DNAT{Key: r.loaded[:key:key], KeepPort: len(data.Get(unix.NFTA_NAT_REG_PROTO_MIN)) == 0,
+			Mod: r.mod, Hash: r.loaded[key:], Map: r.data})
 	case "objref":
 		var x expr.Objref
 		return r.decodeExpression(data, &x) && x.Type == objectTimeout && r.addStatement(nft.SetTimeout{Name: x.Name})
@@ -209,7 +211,8 @@ func (r *recogniser) loadPayload(x *expr.Payload) bool {
 func (r *recogniser) loadMeta(x *expr.Meta) bool {
 	switch {
 	case x.Key == expr.MetaKeyMARK && x.SourceRegister:
-		return r.mark && len(r.mask) == 4 && len(r.xor) == 4 && r.addMark(binary.NativeEndian.Uint32(r.mask), binary.NativeEndian.Uint32(r.xor))
+		return r.mark && len(r.mask) == 4 && len(r.xor) == 4 && r.addMark(binary.NativeEndian.Uint32(r.mask),
+			binary.NativeEndian.Uint32(r.xor))
 	case x.SourceRegister:
 		return false
 	case x.Key == expr.MetaKeyMARK:
@@ -319,8 +322,9 @@ func (r *recogniser) addUpdate(x *expr.Dynset) bool {
 	return false
 }
 
-// addStatement ends a statement and clears the registers, if it is known what the statement does. What a limit lets through depends on earlier packets, which
-// the model does not have: of a limited rule it knows only the translation of pings, which takes any single packet.
+// addStatement ends a statement and clears the registers, if it is known what the statement does. What a limit lets
+// through depends on earlier packets, which the model does not have: of a limited rule it knows only the translation of
+// pings, which takes any single packet.
 func (r *recogniser) addStatement(s nft.Statement) bool {
 	if n := len(r.rule); n > 0 {
 		_, limited := r.rule[n-1].(nft.Limit)

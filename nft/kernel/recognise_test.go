@@ -27,7 +27,8 @@ func TestReadRecognises(t *testing.T) {
 			var want []nft.Rule
 			for _, field := range []nft.Field{nft.Saddr, nft.Daddr} {
 				for i, text := range prefixes {
-					want = append(want, nft.Rule{nft.MatchAddr{Field: field, Not: i == 1, Prefix: netip.MustParsePrefix(text)}, nft.Verdict{Code: nft.Drop}})
+					want = append(want, nft.Rule{nft.MatchAddr{Field: field, Not: i == 1, Prefix: netip.MustParsePrefix(text)},
+						nft.Verdict{Code: nft.Drop}})
 				}
 				want = append(want, nft.Rule{nft.MatchLocal{Field: field, Not: field == nft.Daddr}, nft.Verdict{Code: nft.Return}})
 			}
@@ -55,7 +56,8 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.Verdict{Code: nft.Drop}, nft.Comment("x")}, nft.Rule{nft.Comment("nothing else")},
 				nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Return}, nft.Comment(strings.Repeat("c", nft.MaxComment))},
 				nft.Rule{nft.MatchDNATed{}, nft.SNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
-				nft.Rule{nft.MatchEcho{}, nft.Limit{PerSecond: 7, Burst: 9}, nft.DNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
+				nft.Rule{nft.MatchEcho{}, nft.Limit{PerSecond: 7, Burst: 9},
+					nft.DNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Hash: nft.Fields{nft.Saddr}, Map: "endpoints"}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 251, Hash: nft.Fields{nft.Saddr, nft.Sport}, Map: "endpoints"}},
@@ -65,12 +67,18 @@ func TestReadRecognises(t *testing.T) {
 			)
 			// A rule of another program, and what Read returns of it.
 			foreign := [][2]string{
-				{`ip daddr 10.0.0.1-10.0.0.9 drop`, ""}, {`iif lo drop`, ""}, {`th dport 80 drop`, ""}, {`tcp dport 80 drop`, "meta l4proto tcp"},
+				{`ip daddr 10.0.0.1-10.0.0.9 drop`, ""}, {`iif lo drop`, ""}, {`th dport 80 drop`, ""},
+				{`tcp dport 80 drop`, "meta l4proto tcp"},
 				{`meta mark set 5`, ""}, {`fib daddr type broadcast drop`, ""},
-				{`fib saddr . iif type local drop`, ""}, {`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, ""}, {`th dport != 80 iifname "cni*" drop`, ""},
-				{`limit rate 1/minute drop`, ""}, {`limit rate 1/second drop`, "limit rate 1/second burst 5 packets"}, {`limit rate over 1/second drop`, ""}, {`limit rate 1 kbytes/second drop`, ""}, {`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
-				{`iifname "cni0" icmp type echo-reply drop`, `iifname "cni0"`}, {`icmp code 1 drop`, "meta l4proto icmp"}, {`dnat to 10.0.0.1-10.0.0.9`, ""}, {`dnat to 10.0.0.1 persistent`, ""}, {`ip protocol 6 drop`, ""},
-				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""}, {`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
+				{`fib saddr . iif type local drop`, ""}, {`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, ""},
+				{`th dport != 80 iifname "cni*" drop`, ""},
+				{`limit rate 1/minute drop`, ""}, {`limit rate 1/second drop`, "limit rate 1/second burst 5 packets"},
+				{`limit rate over 1/second drop`, ""}, {`limit rate 1 kbytes/second drop`, ""},
+				{`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
+				{`iifname "cni0" icmp type echo-reply drop`, `iifname "cni0"`}, {`icmp code 1 drop`, "meta l4proto icmp"},
+				{`dnat to 10.0.0.1-10.0.0.9`, ""}, {`dnat to 10.0.0.1 persistent`, ""}, {`ip protocol 6 drop`, ""},
+				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""},
+				{`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
 				{`jhash ip saddr mod 2 0 drop`, ""}, {`symhash mod 2 0 drop`, ""},
 			}
 			p := everything()
@@ -86,7 +94,8 @@ func TestReadRecognises(t *testing.T) {
 			}
 
 			c = openIn(t, ns)
-			got, err := c.Read(&nft.Program{IPv4: newTable(nft.IPv4, sets(), nil, nil), IPv6: newTable(nft.IPv6, sets(), nil, nil)})
+			got, err := c.Read(&nft.Program{IPv4: newTable(nft.IPv4, sets(), nil, nil), IPv6: newTable(nft.IPv6, sets(), nil,
+				nil)})
 			must(t, err)
 			var wanted, had []string
 			for _, r := range want {

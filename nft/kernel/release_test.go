@@ -21,7 +21,8 @@ func TestChainsAreReleased(t *testing.T) {
 	rounds, refused := 50, 0
 	longest := time.Duration(0)
 	for range rounds {
-		leads := []nft.OwnedElement{owned("ns/a", nft.Element{Set: set.Name, Key: servicePrefix(nft.IPv4, 9999, 6, 80), Verdict: goTo("released")})}
+		leads := []nft.OwnedElement{owned("ns/a", nft.Element{Set: set.Name, Key: servicePrefix(nft.IPv4, 9999, 6, 80),
+			Verdict: goTo("released")})}
 		must(t, c.Apply(nft.Batch{Ops: []nft.Op{
 			nft.AddChain{Table: id, Chain: &nft.Chain{Name: "released"}},
 			nft.AddElements{Table: id, Set: set, Elements: leads},

@@ -37,7 +37,8 @@ func (e *batchEncoder) opError(b nft.Batch, a nfnetlink.Answer) OpError {
 
 // refusedElements returns the elements of message i, and the refused one where that is
 // known: from the offset, or because the message has only one.
-func (e *batchEncoder) refusedElements(elements []nft.OwnedElement, i, offset int) ([]nft.OwnedElement, *nft.OwnedElement) {
+func (e *batchEncoder) refusedElements(elements []nft.OwnedElement, i,
+	offset int) ([]nft.OwnedElement, *nft.OwnedElement) {
 	which, count := -1, 0
 	for item, holds := range e.listItems(i, unix.NFTA_SET_ELEM_LIST_ELEMENTS, offset) {
 		if !endsInterval(item) {
@@ -75,7 +76,8 @@ func (e *batchEncoder) missingExpression(i int, a nfnetlink.Answer) string {
 
 // listItems yields the items of a message's last attribute, which is a list. holds says
 // whether the offset, in bytes from the message's start, is in the item.
-func (e *batchEncoder) listItems(i int, list uint16, offset int) func(yield func(item nfnetlink.Attributes, holds bool) bool) {
+func (e *batchEncoder) listItems(i int, list uint16, offset int) func(yield func(item nfnetlink.Attributes,
+	holds bool) bool) {
 	at := e.spans[i].at
 	size := int(binary.NativeEndian.Uint32(e.B[at:]))
 	items := nfnetlink.Attributes(e.B[at+nfnetlink.BodyAt : at+size]).Get(list)

@@ -13,7 +13,8 @@ import (
 func TestLackingExpression(t *testing.T) {
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
 	rule := nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.Verdict{Code: nft.Goto, Chain: "x"}}
-	b := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}, nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{rule}}}}}
+	b := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id},
+		nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{rule}}}}}
 	var e batchEncoder
 	e.reset(100, nil, false)
 	if err := e.addBatch(b); err != nil {
@@ -25,7 +26,8 @@ func TestLackingExpression(t *testing.T) {
 		offsets = append(offsets, at)
 		at += nfnetlink.AttributeAt + nfnetlink.Align(len(item))
 	}
-	for i, want := range []string{`the kernel has no nftables expression "fib", nor a module for it`, `the kernel has no nftables expression "cmp", nor a module for it`, ""} {
+	for i, want := range []string{`the kernel has no nftables expression "fib", nor a module for it`,
+		`the kernel has no nftables expression "cmp", nor a module for it`, ""} {
 		got := e.opError(b, nfnetlink.Answer{Seq: 101, Errno: unix.ENOENT, Offset: offsets[i]})
 		if got.Hint != want {
 			t.Errorf("hint for expression %d is %q, not %q", i, got.Hint, want)

@@ -115,7 +115,8 @@ func TestRefusedSetBlamesNoElement(t *testing.T) {
 	p := grown(8)
 	must(t, c.Apply(load(p)))
 	set := p.IPv4.Set("endpoints")
-	element := nft.Element{Set: set.Name, Key: servicePrefix(nft.IPv4, 0, 6, 80).WithIndex(0), Data: endpoint(nft.IPv4, 77, 77)}
+	element := nft.Element{Set: set.Name, Key: servicePrefix(nft.IPv4, 0, 6, 80).WithIndex(0),
+		Data: endpoint(nft.IPv4, 77, 77)}
 	services := p.IPv4.Set("services")
 	bad := nft.Element{Set: services.Name, Key: servicePrefix(nft.IPv4, 0, 6, 80), Verdict: nft.Verdict{Code: nft.Drop}}
 	err := c.Apply(nft.Batch{Ops: []nft.Op{

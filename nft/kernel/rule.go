@@ -93,7 +93,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		}, nil
 	case nft.MatchLocal:
 		return []expr.Any{
-			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr, FlagIIF: s.Input},
+			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr,
+				FlagDADDR: s.Field == nft.Daddr, FlagIIF: s.Input},
 			compareExpression(s.Not, nfnetlink.HostOrder(unix.RTN_LOCAL)),
 		}, nil
 	case nft.MatchInput:
@@ -101,14 +102,16 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 	case nft.MatchMark:
 		return []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
-			bitwiseExpression(nfnetlink.HostOrder(s.Mask), nfnetlink.HostOrder(0)), compareExpression(true, nfnetlink.HostOrder(0)),
+			bitwiseExpression(nfnetlink.HostOrder(s.Mask), nfnetlink.HostOrder(0)),
+			compareExpression(true, nfnetlink.HostOrder(0)),
 		}, nil
 	case nft.MatchLabel:
 		return matchLabelExpressions(s)
 	case nft.MatchDNATed:
 		return []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
-			bitwiseExpression(nfnetlink.HostOrder(statusDNAT), nfnetlink.HostOrder(0)), compareExpression(true, nfnetlink.HostOrder(0)),
+			bitwiseExpression(nfnetlink.HostOrder(statusDNAT), nfnetlink.HostOrder(0)),
+			compareExpression(true, nfnetlink.HostOrder(0)),
 		}, nil
 	case nft.InSet:
 		return append(loadFields(s.Key, family, 0), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
@@ -121,7 +124,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 	case nft.DNATTo:
 		return natToExpressions(expr.NAT{Type: expr.NATTypeDestNAT}, s.Addr, family)
 	case nft.Limit:
-		return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(s.PerSecond), Unit: expr.LimitTimeSecond, Burst: s.Burst}}, nil
+		return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(s.PerSecond), Unit: expr.LimitTimeSecond,
+			Burst: s.Burst}}, nil
 	case nft.Update:
 		return updateExpressions(s, family)
 	case nft.SetMark:
@@ -170,7 +174,8 @@ func matchAddrExpressions(s nft.MatchAddr, family nft.Family) ([]expr.Any, error
 	for i := range bits {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
-	return []expr.Any{field, bitwiseExpression(mask, make([]byte, len(mask))), compareExpression(s.Not, addr.AsSlice())}, nil
+	return []expr.Any{field, bitwiseExpression(mask, make([]byte, len(mask))), compareExpression(s.Not, addr.AsSlice())},
+		nil
 }
 
 // loadField loads a field into the register that starts at the word.
@@ -249,7 +254,8 @@ func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
 	if !s.KeepPort {
 		nat.RegProtoMin, nat.RegProtoMax = port, port
 	}
-	return append(exprs, &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map}, nat)
+	return append(exprs, &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true,
+		SetName: s.Map}, nat)
 }
 
 // natToExpressions load the address into the registers, and translate to it.
@@ -349,7 +355,8 @@ func setLabelExpressions(s nft.SetLabel) ([]expr.Any, error) {
 		return nil, err
 	}
 	return []expr.Any{
-		&expr.Immediate{Register: register(0), Data: bit}, &expr.Ct{Key: expr.CtKeyLABELS, SourceRegister: true, Register: register(0)},
+		&expr.Immediate{Register: register(0), Data: bit}, &expr.Ct{Key: expr.CtKeyLABELS, SourceRegister: true,
+			Register: register(0)},
 	}, nil
 }
 

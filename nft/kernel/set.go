@@ -193,7 +193,8 @@ func declaredAs(attrs nfnetlink.Attributes, s *nft.Set, family nft.Family) bool 
 			return false
 		}
 	}
-	if s.MinSize == 0 && !sameDescription(nfnetlink.Attributes(want.B).Get(unix.NFTA_SET_DESC), attrs.Get(unix.NFTA_SET_DESC), s.Dynamic) {
+	if s.MinSize == 0 && !sameDescription(nfnetlink.Attributes(want.B).Get(unix.NFTA_SET_DESC),
+		attrs.Get(unix.NFTA_SET_DESC), s.Dynamic) {
 		return false
 	}
 	for kind, value := range attrs.All() {

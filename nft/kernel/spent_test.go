@@ -27,7 +27,8 @@ func TestSpent(t *testing.T) {
 	if encode, commit := c.Spent(); encode != loadEncode || commit != loadCommit {
 		t.Errorf("after an empty batch: %v, %v, want %v, %v", encode, commit, loadEncode, loadCommit)
 	}
-	missing := nft.Batch{Ops: []nft.Op{nft.DeleteChain{Table: nft.TableID{Family: nft.IPv4, Name: tableName}, Chain: "none"}}}
+	missing := nft.Batch{Ops: []nft.Op{nft.DeleteChain{Table: nft.TableID{Family: nft.IPv4, Name: tableName},
+		Chain: "none"}}}
 	if err := c.Apply(missing); !errors.Is(err, unix.ENOENT) {
 		t.Fatalf("error %v", err)
 	}

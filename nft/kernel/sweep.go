@@ -43,7 +43,8 @@ const (
 //
 // When the context ends, Sweep returns an error that matches the context's. It looks at
 // the context before each entry and before each 500 deletions.
-func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int, err error) {
+func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set,
+	keep func(key, data nft.Value) bool) (left, swept int, err error) {
 	if !set.Dynamic {
 		return 0, 0, fmt.Errorf("sweep map %s %s: it is not dynamic", table, set.Name)
 	}
@@ -75,7 +76,8 @@ func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep 
 
 // findRefused dumps a map. It counts the entries that keep accepts, and returns the others.
 // For complete see dumpEntries.
-func (c *Conn) findRefused(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (kept int, refused []nft.OwnedElement, complete bool, err error) {
+func (c *Conn) findRefused(ctx context.Context, table nft.TableID, set *nft.Set,
+	keep func(key, data nft.Value) bool) (kept int, refused []nft.OwnedElement, complete bool, err error) {
 	if ctx.Err() != nil {
 		return 0, nil, false, fmt.Errorf("dump map %s %s: %w", table, set.Name, ctx.Err())
 	}

@@ -124,7 +124,8 @@ func TestSweep(t *testing.T) {
 		for _, test := range []struct {
 			keep func(key, data nft.Value) bool
 			want int
-		}{{all, 0}, {unlessEndpoint(f, 3, 7), 1000}, {unlessEndpoint(f, 3, 7), 0}, {unlessEndpoint(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
+		}{{all, 0}, {unlessEndpoint(f, 3, 7), 1000}, {unlessEndpoint(f, 3, 7), 0},
+			{unlessEndpoint(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
 			_, swept, err := c.Sweep(t.Context(), table(f), set, test.keep)
 			if err != nil || swept != test.want {
 				t.Fatalf("swept %d, error %v, want %d", swept, err, test.want)
@@ -308,7 +309,9 @@ func TestSweepUnderAFlood(t *testing.T) {
 		keep := unlessEndpoint(f, 3, 7)
 		var flooding sync.WaitGroup
 		flooding.Go(func() {
-			admitted := slices.DeleteFunc(rememberedBy(f, before, before+flood), func(e kernel.Entry) bool { return !keep(e.Key, e.Data) })
+			admitted := slices.DeleteFunc(rememberedBy(f, before, before+flood), func(e kernel.Entry) bool {
+				return !keep(e.Key, e.Data)
+			})
 			if err := c.Remember(table(f), set, admitted); err != nil {
 				t.Error(err)
 			}

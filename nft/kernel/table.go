@@ -60,7 +60,8 @@ func (c *Conn) Tables(name string) ([]TableInfo, error) {
 func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
-	attrs, err := c.reader.Get(unix.NFT_MSG_GETTABLE, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_TABLE_NAME, id.Name).B)
+	attrs, err := c.reader.Get(unix.NFT_MSG_GETTABLE, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_TABLE_NAME,
+		id.Name).B)
 	if errors.Is(err, unix.ENOENT) {
 		return TableInfo{}, false, nil
 	}
@@ -75,7 +76,8 @@ func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) 
 
 func tableInfo(id nft.TableID, attrs nfnetlink.Attributes) TableInfo {
 	return TableInfo{
-		ID: id, Handle: attrs.Uint64(attrTableHandle), Flags: attrs.Uint32(unix.NFTA_TABLE_FLAGS), Owner: attrs.Uint32(attrTableOwner),
+		ID: id, Handle: attrs.Uint64(attrTableHandle), Flags: attrs.Uint32(unix.NFTA_TABLE_FLAGS),
+		Owner:   attrs.Uint32(attrTableOwner),
 		Ours:    string(attrs.Get(attrTableUserdata)) == string(tableUserdata()),
 		Objects: int(attrs.Uint32(unix.NFTA_TABLE_USE)),
 	}

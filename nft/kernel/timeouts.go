@@ -54,8 +54,8 @@ func (e *batchEncoder) addTimeout(i int, op nft.AddTimeout) error {
 	return nil
 }
 
-// readTimeouts reads the table's objects of time-outs. One that is not for the table's family has no protocol, so that it is none of
-// a program.
+// readTimeouts reads the table's objects of time-outs. One that is not for the table's family has no protocol, so that
+// it is none of a program.
 func (r *tableReader) readTimeouts(into map[string]nft.Timeout) error {
 	only := new(encoder)
 	only.Uint32(unix.NFTA_OBJ_TYPE, objectTimeout)

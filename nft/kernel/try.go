@@ -27,7 +27,8 @@ func (c *Conn) TryCounters() error {
 	table.Sets = nft.SetsByName(&nft.Set{Name: "counted", Key: nft.Fields{nft.Daddr}, Size: triedCounters, Counter: true})
 	part := &nft.Part{}
 	for i := range triedCounters {
-		part.Elements = append(part.Elements, nft.Element{Set: "counted", Key: nft.Value(nft.AppendAddr(nil, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})))})
+		part.Elements = append(part.Elements, nft.Element{Set: "counted",
+			Key: nft.Value(nft.AppendAddr(nil, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})))})
 	}
 	table.Parts = table.Parts.Set("counted", part)
 	if err := c.try(table); err != nil {
@@ -45,11 +46,12 @@ func (c *Conn) TryLabels() error {
 	return nil
 }
 
-// ErrUndecided says that the kernel may take at another moment what it has refused: it had no memory, or was interrupted.
+// ErrUndecided says that the kernel may take at another moment what it has refused: it had no memory, or was
+// interrupted.
 var ErrUndecided = errors.New("the kernel may take it later")
 
-// TryTimeouts returns an error if rules cannot give time-outs to connections. Kernels without CONFIG_NF_CONNTRACK_TIMEOUT
-// cannot. The error of a kernel that has not told matches ErrUndecided.
+// TryTimeouts returns an error if rules cannot give time-outs to connections. Kernels without
+// CONFIG_NF_CONNTRACK_TIMEOUT cannot. The error of a kernel that has not told matches ErrUndecided.
 func (c *Conn) TryTimeouts() error {
 	const name = "tried"
 	table := triedTable(nft.Rule{nft.SetTimeout{Name: name}})
@@ -67,7 +69,9 @@ func (c *Conn) TryTimeouts() error {
 // decides says that a refusal is about what was tried, and not about the moment.
 func decides(err error) bool {
 	refused := (*BatchError)(nil)
-	return errors.As(err, &refused) && !refused.Partial && !slices.ContainsFunc(refused.Errors, func(e OpError) bool { return causeOf(e.Errno) != ofPart })
+	return errors.As(err, &refused) && !refused.Partial && !slices.ContainsFunc(refused.Errors, func(e OpError) bool {
+		return causeOf(e.Errno) != ofPart
+	})
 }
 
 // triedTable is a table for try, with a rule in a chain that nothing leads to.
@@ -89,7 +93,9 @@ func (c *Conn) try(table *nft.Table) error {
 	batch.Ops = append(batch.Ops, missing)
 	err := c.Apply(batch)
 	refused := (*BatchError)(nil)
-	if errors.As(err, &refused) && !slices.ContainsFunc(refused.Errors, func(e OpError) bool { return e.Op != missing || e.Errno != syscall.ENOENT }) {
+	if errors.As(err, &refused) && !slices.ContainsFunc(refused.Errors, func(e OpError) bool {
+		return e.Op != missing || e.Errno != syscall.ENOENT
+	}) {
 		return nil
 	}
 	if err == nil {

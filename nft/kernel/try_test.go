@@ -36,7 +36,8 @@ func TestTry(t *testing.T) {
 // module nft_counter, cannot count, by the error that a trial returns.
 func TestTryCountersOfAKernelWithout(t *testing.T) {
 	injector, c, _ := openFaulty(t)
-	for message, errno := range map[string]unix.Errno{"add element": unix.ENOMEM, "add set": unix.ENOENT, "add rule": unix.ENOENT} {
+	for message, errno := range map[string]unix.Errno{"add element": unix.ENOMEM, "add set": unix.ENOENT,
+		"add rule": unix.ENOENT} {
 		met := 0
 		injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) {
 			if p.Message != message {
@@ -79,7 +80,8 @@ func TestTryTimeoutsOfAKernelWithout(t *testing.T) {
 	must(t, c.TryTimeouts())
 }
 
-// TestTryTimeoutsUndecided: want of memory and a lost answer say nothing about the kernel, and a refusal of the object does.
+// TestTryTimeoutsUndecided: want of memory and a lost answer say nothing about the kernel, and a refusal of the object
+// does.
 func TestTryTimeoutsUndecided(t *testing.T) {
 	injector, c, _ := openFaulty(t)
 	for _, f := range []struct {

@@ -88,7 +88,8 @@ func splitBatch(t *testing.T, limit int) {
 	batch.Ops = append(batch.Ops, nft.DeleteChain{Table: table(nft.IPv4), Chain: "nowhere"})
 	err = c.Apply(batch)
 	var refused *kernel.BatchError
-	if !errors.As(err, &refused) || !refused.Partial || !errors.Is(err, kernel.ErrOutcomeUnknown) || !errors.Is(err, unix.ENOENT) {
+	if !errors.As(err, &refused) || !refused.Partial || !errors.Is(err, kernel.ErrOutcomeUnknown) ||
+		!errors.Is(err, unix.ENOENT) {
 		t.Errorf("error in the last of several transactions: %v", err)
 	}
 }

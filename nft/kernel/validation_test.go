@@ -26,7 +26,8 @@ func halfLoop(id nft.TableID) nft.Batch {
 	base := &nft.Chain{Name: "before-loop", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -90}}
 	return nft.Batch{Ops: []nft.Op{
 		nft.AddTable{Table: id}, nft.AddChain{Table: id, Chain: base},
-		nft.AddChain{Table: id, Chain: &nft.Chain{Name: firstOfLoop}}, nft.AddChain{Table: id, Chain: &nft.Chain{Name: secondOfLoop}},
+		nft.AddChain{Table: id, Chain: &nft.Chain{Name: firstOfLoop}},
+		nft.AddChain{Table: id, Chain: &nft.Chain{Name: secondOfLoop}},
 		rule(id, base.Name, jump(firstOfLoop)), rule(id, firstOfLoop, jump(secondOfLoop)),
 	}}
 }
@@ -112,21 +113,24 @@ func TestLeavesValidation(t *testing.T) {
 	for _, id := range []nft.TableID{ours, others} {
 		must(t, v.openOne().Apply(halfLoop(id)))
 	}
-	t.Logf("after a refusal in the table, the kernel validates each message: %t; after one in another table: %t", v.stays(ours, ours), v.stays(ours, others))
+	t.Logf("after a refusal in the table, the kernel validates each message: %t; after one in another table: %t",
+		v.stays(ours, ours), v.stays(ours, others))
 
 	few, many := refill(ours, kernel.LongBatch-1), refill(ours, rules)
 	quiet := [2]time.Duration{v.spent(few), v.spent(many)}
 	v.refuse(others)
 	short := v.spent(few)
 	v.refuse(others)
-	t.Logf("after a refusal a batch of %d rules takes %.1f times as long, and one of %d %.1f times", len(few.Ops)-1, float64(short)/float64(quiet[0]), rules, float64(v.spent(many))/float64(quiet[1]))
+	t.Logf("after a refusal a batch of %d rules takes %.1f times as long, and one of %d %.1f times", len(few.Ops)-1,
+		float64(short)/float64(quiet[0]), rules, float64(v.spent(many))/float64(quiet[1]))
 
 	g := generations{c, watcher}
 	for _, refused := range []nft.TableID{ours, others} {
 		v.refuse(refused)
 		seen, all := g.during(t, func() { must(t, c.Apply(passingLoop(ours, rules))) })
 		if seen != 1 || all != 2 {
-			t.Errorf("a batch of %d rules after a refusal in %s: %d transactions are counted of %d, want 1 of 2", rules, refused, seen, all)
+			t.Errorf("a batch of %d rules after a refusal in %s: %d transactions are counted of %d, want 1 of 2", rules, refused,
+				seen, all)
 		}
 	}
 	seen, all := g.during(t, func() {
@@ -140,7 +144,8 @@ func TestLeavesValidation(t *testing.T) {
 	if seen != 2 || all != 3 {
 		t.Errorf("two short batches after a refusal: %d transactions are counted of %d, want 2 of 3", seen, all)
 	}
-	if tables, err := nftcmd.ForTest(t).Run(v.ns, "", "list", "tables"); err != nil || tables != "table ip nftproxy\ntable ip others\n" {
+	if tables, err := nftcmd.ForTest(t).Run(v.ns, "", "list", "tables"); err != nil ||
+		tables != "table ip nftproxy\ntable ip others\n" {
 		t.Errorf("tables: %s (%v)", tables, err)
 	}
 }

@@ -25,7 +25,8 @@ const (
 func walkTable(elements int) nft.Batch {
 	id := table(nft.IPv4)
 	verdicts := &nft.Set{Name: verdictMap, Key: nft.Fields{nft.Daddr}, Verdicts: true, Size: uint32(2 * elements)}
-	data := &nft.Set{Name: dataMap, Key: nft.Fields{nft.Daddr}, Data: nft.Fields{nft.Daddr, nft.Dport}, Size: uint32(2 * elements)}
+	data := &nft.Set{Name: dataMap, Key: nft.Fields{nft.Daddr}, Data: nft.Fields{nft.Daddr, nft.Dport},
+		Size: uint32(2 * elements)}
 	base := &nft.Chain{
 		Name: baseChain, Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100},
 		Rules: []nft.Rule{{nft.VMap{Key: verdicts.Key, Map: verdictMap}}},
@@ -35,7 +36,8 @@ func walkTable(elements int) nft.Batch {
 	for i := range elements {
 		key := addrValue(nft.IPv4, 1+i)
 		toChain = append(toChain, owned("default/web", nft.Element{Set: verdictMap, Key: key, Verdict: goTo(behindMap)}))
-		toEndpoints = append(toEndpoints, owned("default/web", nft.Element{Set: dataMap, Key: key, Data: nft.Value(nft.AppendPort([]byte(key), 80))}))
+		toEndpoints = append(toEndpoints, owned("default/web", nft.Element{Set: dataMap, Key: key,
+			Data: nft.Value(nft.AppendPort([]byte(key), 80))}))
 	}
 	return nft.Batch{Ops: []nft.Op{
 		nft.AddTable{Table: id},
@@ -107,7 +109,8 @@ func TestWhatCommitsWalk(t *testing.T) {
 	var better []string
 	for _, at := range changes {
 		added, removed := growth(at.add), growth(at.remove)
-		t.Logf("%s: %v to add beside %d elements, %v beside %d (%.1f times); %.1f times to remove", at.name, at.add[0], few, at.add[1], many, added, removed)
+		t.Logf("%s: %v to add beside %d elements, %v beside %d (%.1f times); %.1f times to remove", at.name, at.add[0], few,
+			at.add[1], many, added, removed)
 		switch {
 		case at.walksToAdd && added < limit:
 			better = append(better, at.name)

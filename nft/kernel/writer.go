@@ -40,7 +40,8 @@ func (c *Conn) NextWriter(ctx context.Context, config Config) (Writer, error) {
 	// Only the last message of a transaction comes through: NFT_MSG_NEWGEN, in a datagram of its own.
 	filter, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: 4, Size: 2}, // in network byte order
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(swapped(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN)), SkipFalse: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(swapped(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN)),
+			SkipFalse: 1},
 		bpf.RetConstant{Val: 1 << 16},
 		bpf.RetConstant{},
 	})

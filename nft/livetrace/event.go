@@ -117,8 +117,9 @@ func verdictText(verdict nfnetlink.Attributes, err *error) string {
 // codeText is nft's word for a verdict, by the kernel's number.
 func codeText(code int32) string {
 	words := map[int32]string{
-		unix.NFT_CONTINUE: "continue", unix.NFT_BREAK: "break", unix.NFT_JUMP: "jump", unix.NFT_GOTO: "goto", unix.NFT_RETURN: "return",
-		0: "drop", 1: "accept", 2: "stolen", 3: "queue", 4: "repeat",
+		unix.NFT_CONTINUE: "continue", unix.NFT_BREAK: "break", unix.NFT_JUMP: "jump", unix.NFT_GOTO: "goto",
+		unix.NFT_RETURN: "return",
+		0:               "drop", 1: "accept", 2: "stolen", 3: "queue", 4: "repeat",
 	}
 	const low = 0xff // a verdict may have more in the upper bits, such as a queue's number
 	if word := words[code]; word != "" {

@@ -23,7 +23,8 @@ type Flow struct {
 }
 
 // errFlow says how a flow is written.
-var errFlow = errors.New("want [SOURCE[:PORT] ->] DESTINATION:PORT[/PROTOCOL], with IPv6 addresses in brackets before a port")
+var errFlow = errors.New("want [SOURCE[:PORT] ->] DESTINATION:PORT[/PROTOCOL], with IPv6 addresses in brackets " +
+	"before a port")
 
 // ParseFlow reads, for example, "10.96.0.10:80", "10.244.1.7 -> 10.96.0.10:53/udp" or
 // "[fd00::7]:4000 -> [fd00:96::a]:80/tcp". Without a protocol it is TCP.

@@ -17,7 +17,8 @@ func FuzzEvent(f *testing.F) {
 	for _, version := range []byte{0x45, 0x60} {
 		e := nfnetlink.Encoder{B: []byte{unix.NFPROTO_IPV4, 0, 0, 0}}
 		e.Text(unix.NFTA_TRACE_TABLE, "nftproxy").Text(unix.NFTA_TRACE_CHAIN, "prerouting")
-		e.Uint64(unix.NFTA_TRACE_RULE_HANDLE, 7).Uint32(unix.NFTA_TRACE_TYPE, unix.NFT_TRACETYPE_RULE).Uint32(unix.NFTA_TRACE_ID, 1)
+		e.Uint64(unix.NFTA_TRACE_RULE_HANDLE, 7).Uint32(unix.NFTA_TRACE_TYPE,
+			unix.NFT_TRACETYPE_RULE).Uint32(unix.NFTA_TRACE_ID, 1)
 		verdict, jump := e.BeginNest(unix.NFTA_TRACE_VERDICT), int32(unix.NFT_JUMP)
 		e.Uint32(unix.NFTA_VERDICT_CODE, uint32(jump)).Text(unix.NFTA_VERDICT_CHAIN, "dispatch").EndNest(verdict)
 		header := make([]byte, 40)

@@ -135,7 +135,8 @@ func (w *world) next(tracer *Tracer) (marked *Packet, e Event) {
 // TestTrace: a packet of the flow is traced in both families, and others are not. The events
 // say table, chain, rule and verdict.
 func TestTrace(t *testing.T) {
-	for family, c := range map[string]struct{ here, other string }{"ip": {here4, "127.0.0.1"}, "ip6": {"[" + here6 + "]", "[::1]"}} {
+	for family, c := range map[string]struct{ here, other string }{"ip": {here4, "127.0.0.1"},
+		"ip6": {"[" + here6 + "]", "[::1]"}} {
 		t.Run(family, func(t *testing.T) {
 			w := newWorld(t)
 			if err := w.cmd.Load(w.ns, fmt.Sprintf(`table %s mine {
@@ -160,10 +161,12 @@ func TestTrace(t *testing.T) {
 			w.send(from, c.here+":53")
 			marked, e := w.next(tracer)
 			want := Packet{Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(c.here + ":53")}
-			if marked == nil || marked.Source != want.Source || marked.Destination != want.Destination || marked.Output == 0 || marked.Input != 0 {
+			if marked == nil || marked.Source != want.Source || marked.Destination != want.Destination || marked.Output == 0 ||
+				marked.Input != 0 {
 				t.Fatalf("marked %+v, want %+v by the loopback interface", marked, want)
 			}
-			if e.Kind != ByRule || e.Table != "mine" || e.Chain != "out" || e.Verdict != "goto end" || e.Handle == 0 || e.Family != number || nft.FamilyText(e.Family) != family {
+			if e.Kind != ByRule || e.Table != "mine" || e.Chain != "out" || e.Verdict != "goto end" || e.Handle == 0 ||
+				e.Family != number || nft.FamilyText(e.Family) != family {
 				t.Errorf("the first step: %+v", e)
 			}
 			_, last := w.next(tracer)
@@ -230,7 +233,8 @@ func (w *world) owned(table string) bool {
 func TestLeftOver(t *testing.T) {
 	w := newWorld(t)
 	later := time.Now().Add(time.Hour).Unix()
-	keep := []string{fmt.Sprintf("ip %s%d-abcdefgh", TablePrefix, later), "ip nftproxy", "ip " + TablePrefix + "mine", "inet other"}
+	keep := []string{fmt.Sprintf("ip %s%d-abcdefgh", TablePrefix, later), "ip nftproxy", "ip " + TablePrefix + "mine",
+		"inet other"}
 	left := []string{"ip " + TablePrefix + "1000000000-abcdefgh", "ip6 " + TablePrefix + "1000000000-abcdefgh"}
 	add := func(tables []string) {
 		for _, table := range tables {

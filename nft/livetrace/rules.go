@@ -60,12 +60,15 @@ func (t *Tracer) addTable(flags nftables.TableFlags) error {
 		key = nftables.TypeIP6Addr
 	}
 	until := &nftables.Set{Table: table, Name: untilSet, KeyType: key, HasTimeout: true}
-	if err := t.conn.AddSet(until, []nftables.SetElement{{Key: t.flow.Destination.Addr().AsSlice(), Timeout: t.lifetime}}); err != nil {
+	if err := t.conn.AddSet(until, []nftables.SetElement{{Key: t.flow.Destination.Addr().AsSlice(),
+		Timeout: t.lifetime}}); err != nil {
 		return err
 	}
 	at := nftables.ChainPriority(priority)
-	for name, hook := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "output": nftables.ChainHookOutput} {
-		chain := t.conn.AddChain(&nftables.Chain{Table: table, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &at})
+	for name, hook := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting,
+		"output": nftables.ChainHookOutput} {
+		chain := t.conn.AddChain(&nftables.Chain{Table: table, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook,
+			Priority: &at})
 		t.conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: t.markRule(until)})
 	}
 	return t.conn.Flush()
@@ -86,7 +89,8 @@ func (t *Tracer) markRule(until *nftables.Set) []expr.Any {
 		if t.flow.Family() == nft.IPv6 {
 			offset = v6
 		}
-		return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(t.flow.Family().AddrLen())}
+		return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
+			Len: uint32(t.flow.Family().AddrLen())}
 	}
 	port := func(offset uint32, port uint16) []expr.Any {
 		return []expr.Any{
@@ -108,7 +112,8 @@ func (t *Tracer) markRule(until *nftables.Set) []expr.Any {
 	}
 	return append(rule,
 		&expr.Ct{Key: expr.CtKeySTATE, Register: register},
-		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: nfnetlink.HostOrder(stateNew | stateUntracked), Xor: nfnetlink.HostOrder(0)},
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4,
+			Mask: nfnetlink.HostOrder(stateNew | stateUntracked), Xor: nfnetlink.HostOrder(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: nfnetlink.HostOrder(0)},
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: marksPerSecond, Unit: expr.LimitTimeSecond, Burst: uint32(t.packets)},
 		&expr.Immediate{Register: register, Data: []byte{1}},

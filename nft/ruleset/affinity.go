@@ -129,7 +129,8 @@ func (t *tableCompiler) countIdentity(e nft.Element, by int) {
 		}
 		frontend, endpoint := e.Key[:a.key.Len(t.family)], e.Key[a.key.Len(t.family):]
 		addr := t.family.AddrLen()
-		if strings.HasSuffix(string(frontend), string(endpoint[addr:])) && (a == t.nodePort || frontend[:addr] == endpoint[:addr]) {
+		if strings.HasSuffix(string(frontend), string(endpoint[addr:])) &&
+			(a == t.nodePort || frontend[:addr] == endpoint[:addr]) {
 			t.identities[a] += by
 		}
 	}
@@ -245,7 +246,8 @@ func rememberedLists(t *nft.Table, part *nft.Part) []rememberedList {
 				if i < 0 {
 					i, lists = len(lists), append(lists, rememberedList{clients: to.Map})
 				}
-				lists[i].frontends = append(lists[i].frontends, rememberedFrontend{at.Key, startingWith(elementsOf(part, from.Set), at.Key)})
+				lists[i].frontends = append(lists[i].frontends, rememberedFrontend{at.Key, startingWith(elementsOf(part, from.Set),
+					at.Key)})
 			}
 		}
 	}
@@ -308,7 +310,9 @@ func containsAll(list, values []nft.Value) bool {
 
 // startingWith returns the elements, sorted by key, whose keys begin with the prefix.
 func startingWith(elements []nft.Element, prefix nft.Value) []nft.Element {
-	first, _ := slices.BinarySearchFunc(elements, prefix, func(e nft.Element, prefix nft.Value) int { return cmp.Compare(e.Key, prefix) })
+	first, _ := slices.BinarySearchFunc(elements, prefix, func(e nft.Element, prefix nft.Value) int {
+		return cmp.Compare(e.Key, prefix)
+	})
 	end := first
 	for end < len(elements) && strings.HasPrefix(string(elements[end].Key), string(prefix)) {
 		end++
@@ -321,7 +325,9 @@ func elementsOf(p *nft.Part, set string) []nft.Element {
 	if p == nil {
 		return nil
 	}
-	first, found := slices.BinarySearchFunc(p.Elements, set, func(e nft.Element, set string) int { return cmp.Compare(e.Set, set) })
+	first, found := slices.BinarySearchFunc(p.Elements, set, func(e nft.Element, set string) int {
+		return cmp.Compare(e.Set, set)
+	})
 	if !found {
 		return nil
 	}

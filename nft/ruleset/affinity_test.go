@@ -45,7 +45,8 @@ func TestAffinityMaps(t *testing.T) {
 		b.Set(svc)
 	}
 	b.Set(&service.Service{
-		Name: "default/other", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.42"), netip.MustParseAddr("fd00:96::42")}, AffinityTimeout: 3600e9,
+		Name: "default/other", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.42"),
+			netip.MustParseAddr("fd00:96::42")}, AffinityTimeout: 3600e9,
 		Ports: []service.Port{{Protocol: service.UDP, Port: 53, Endpoints: service.MergeEndpoints([]service.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.0.0.3:53"), Ready: true, Serving: true},
 			{Addr: netip.MustParseAddrPort("[fd00::3]:53"), Ready: true, Serving: true},
@@ -54,12 +55,14 @@ func TestAffinityMaps(t *testing.T) {
 	program := ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot())
 	target := nft.Fields{nft.Daddr, nft.Dport}
 	candidates := []nft.Value{
-		value("10.0.0.1", 8080), value("10.0.0.2", 8080), value("10.0.0.3", 8080), value("10.0.0.1", 8081), value("10.0.0.3", 5300), value("fd00::3", 5300),
+		value("10.0.0.1", 8080), value("10.0.0.2", 8080), value("10.0.0.3", 8080), value("10.0.0.1", 8081),
+		value("10.0.0.3", 5300), value("fd00::3", 5300),
 	}
 	candidates = append(candidates, nft.Value(nft.AppendPort(nft.AppendAddr(nil, netip.MustParseAddr("10.0.0.3")), 53)))
 	var got []string
 	for _, m := range ruleset.AffinityMaps(program) {
-		if m.Table != program.Table(m.Table.Family).ID() || m.Set == nil || !m.Set.Dynamic || m.Name.Family != m.Table.Family || m.Name.Map != m.Set.Name {
+		if m.Table != program.Table(m.Table.Family).ID() || m.Set == nil || !m.Set.Dynamic ||
+			m.Name.Family != m.Table.Family || m.Name.Map != m.Set.Name {
 			t.Errorf("table %s, set %+v, name %+v", m.Table, m.Set, m.Name)
 		}
 		if same, ok := ruleset.AffinityOf(program, m.Name); !ok || same.Set != m.Set || same.Table != m.Table {
@@ -126,11 +129,14 @@ func TestAffinityShrunk(t *testing.T) {
 		{"one more", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"), ""},
 		{"one less", affinitySnapshot(service.Local, 1, "10.0.0.1:8080"), "affinity"},
 		{"the one here less", affinitySnapshot(service.Local, 0, "10.0.0.2:8080"), "affinity"},
-		{"the one here less, another has come", affinitySnapshot(service.Local, 1, "10.0.0.3:8080", "10.0.0.2:8080"), "affinity local-affinity"},
+		{"the one here less, another has come", affinitySnapshot(service.Local, 1, "10.0.0.3:8080", "10.0.0.2:8080"),
+			"affinity local-affinity"},
 		{"another port", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8081"), "affinity"},
-		{"not here any more: the map is not wanted", affinitySnapshot(service.Local, 0, "10.0.0.1:8080", "10.0.0.2:8080"), ""},
+		{"not here any more: the map is not wanted", affinitySnapshot(service.Local, 0, "10.0.0.1:8080", "10.0.0.2:8080"),
+			""},
 		{"here as well", affinitySnapshot(service.Local, 2, "10.0.0.1:8080", "10.0.0.2:8080"), ""},
-		{"no outsiders' list: the map is not wanted", affinitySnapshot(service.Cluster, 1, "10.0.0.1:8080", "10.0.0.2:8080"), ""},
+		{"no outsiders' list: the map is not wanted", affinitySnapshot(service.Cluster, 1, "10.0.0.1:8080", "10.0.0.2:8080"),
+			""},
 		{"service gone", service.NewBuilder(service.Node{}).Snapshot(), ""},
 	} {
 		old, fresh := ruleset.Compile(cfg, before), ruleset.Compile(cfg, test.after)
@@ -147,7 +153,8 @@ func TestAffinityShrunk(t *testing.T) {
 		}
 		// An address that comes may have been there earlier, and the new program did not
 		// make it.
-		if n := len(ruleset.AffinityShrunk(ruleset.Compile(cfg, service.NewBuilder(service.Node{}).Snapshot()), fresh)); n != len(ruleset.AffinityMaps(fresh)) {
+		if n := len(ruleset.AffinityShrunk(ruleset.Compile(cfg, service.NewBuilder(service.Node{}).Snapshot()),
+			fresh)); n != len(ruleset.AffinityMaps(fresh)) {
 			t.Errorf("%s: %d maps concerned where all are new", test.name, n)
 		}
 	}
@@ -159,12 +166,15 @@ func TestAffinityOneEndpointForAllAddresses(t *testing.T) {
 	b := service.NewBuilder(service.Node{Name: "node-0", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 	var list []service.Endpoint
 	for i := range 50 {
-		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080), Ready: true, Serving: true})
+		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080),
+			Ready: true, Serving: true})
 	}
-	p := service.Port{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: service.MergeEndpoints(list)}
+	p := service.Port{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080,
+		Endpoints: service.MergeEndpoints(list)}
 	b.Set(&service.Service{
-		Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.41")}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("203.0.113.7")},
-		ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.7")}, AffinityTimeout: 3600e9, Ports: []service.Port{p},
+		Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.41")},
+		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("203.0.113.7")},
+		ExternalIPs:     []netip.Addr{netip.MustParseAddr("198.51.100.7")}, AffinityTimeout: 3600e9, Ports: []service.Port{p},
 	})
 	program := ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot())
 	ways := []string{"172.30.0.41:80", "203.0.113.7:80", "198.51.100.7:80", "192.0.2.1:30080"}
@@ -200,8 +210,9 @@ func TestAffinityNames(t *testing.T) {
 			{Addr: netip.MustParseAddrPort("10.0.0.2:8080"), Node: "node-1", Ready: true, Serving: true},
 		})
 		b.Set(&service.Service{
-			Name: svc, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 30, 0, byte(i)})}, ExternalPolicy: service.Local, AffinityTimeout: 86400e9,
-			Options: service.Options{UDPTimeouts: timeouts},
+			Name: svc, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 30, 0, byte(i)})}, ExternalPolicy: service.Local,
+			AffinityTimeout: 86400e9,
+			Options:         service.Options{UDPTimeouts: timeouts},
 			Ports: []service.Port{
 				{Protocol: service.SCTP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: endpoints},
 				{Protocol: service.UDP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: endpoints},
@@ -228,7 +239,8 @@ func TestAffinityNames(t *testing.T) {
 	}
 	back := ruleset.ReadBack(program.Model(), "t", s.Node)
 	for _, name := range names[2:] {
-		if got := back.Services.At(name); got == nil || got.AffinityTimeout != 86400e9 || got.Options.UDPTimeouts != timeouts {
+		if got := back.Services.At(name); got == nil || got.AffinityTimeout != 86400e9 ||
+			got.Options.UDPTimeouts != timeouts {
 			t.Errorf("read back: %s is %+v", name, got)
 		}
 	}

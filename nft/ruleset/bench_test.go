@@ -13,7 +13,8 @@ import (
 )
 
 func benchConfig() ruleset.Config {
-	return ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
+	return ruleset.Config{Table: ruleset.DefaultTable,
+		Settings: service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
 }
 
 // BenchmarkFirst makes the first program of a process, and its batch.

@@ -99,8 +99,9 @@ func byAddress() *access {
 	return &access{
 		key: addressKey(), original: nft.Fields{nft.OrigDaddr, nft.L4Proto, nft.OrigDport},
 		verdicts: services, endpoints: endpoints,
-		externalChain: externalLocal, clusterVerdicts: servicesCluster, localVerdicts: servicesLocal, localEndpoints: localEndpoints,
-		learners: affinityServices, clusterRememberable: affinityEndpoints, localRememberable: localAffinityEndpoints,
+		externalChain: externalLocal, clusterVerdicts: servicesCluster, localVerdicts: servicesLocal,
+		localEndpoints: localEndpoints,
+		learners:       affinityServices, clusterRememberable: affinityEndpoints, localRememberable: localAffinityEndpoints,
 		recent:     recentServices,
 		restricted: servicesRestricted,
 	}
@@ -113,11 +114,13 @@ func byNodePort() *access {
 	return &access{
 		key: nodePortKey(), original: nft.Fields{nft.L4Proto, nft.OrigDport},
 		verdicts: nodePorts, endpoints: nodePortEndpoints,
-		externalChain: nodePortExternalLocal, clusterVerdicts: nodePortsCluster, localVerdicts: nodePortsLocal, localEndpoints: nodePortLocalEndpoints,
-		learners: nodePortAffinityServices, clusterRememberable: nodePortAffinityEndpoints, localRememberable: nodePortLocalAffinityEndpoints,
-		recent:      recentNodePorts,
-		restricted:  nodePortsRestricted,
-		chainPrefix: nodePortPrefix,
+		externalChain: nodePortExternalLocal, clusterVerdicts: nodePortsCluster, localVerdicts: nodePortsLocal,
+		localEndpoints: nodePortLocalEndpoints,
+		learners:       nodePortAffinityServices, clusterRememberable: nodePortAffinityEndpoints,
+		localRememberable: nodePortLocalAffinityEndpoints,
+		recent:            recentNodePorts,
+		restricted:        nodePortsRestricted,
+		chainPrefix:       nodePortPrefix,
 	}
 }
 
@@ -136,12 +139,13 @@ func (a *access) rememberable(list clientList) string {
 }
 
 // externalLocalChain serves external policy Local. Pods and the node itself may use every endpoint. Other clients may
-// use the endpoints on this node. Without one the chain drops their packets, so that a load balancer tries another node.
+// use the endpoints on this node. Without one the chain drops their packets, so that a load balancer tries another
+// node.
 //
 // At addresses every pod counts: a pod of another node is translated there, before its packet gets here. At node ports
-// it is not, since that node does not have the address: only pods that are known to be on this node count. Any other pod
-// gets an endpoint of another node where this one has none, and is masqueraded: that endpoint would answer it directly,
-// untranslated. Those that are another node's for certain do not come here (preroutingChain).
+// it is not, since that node does not have the address: only pods that are known to be on this node count. Any other
+// pod gets an endpoint of another node where this one has none, and is masqueraded: that endpoint would answer it
+// directly, untranslated. Those that are another node's for certain do not come here (preroutingChain).
 func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	pods, doubtful := p.all(), []nft.Statement(nil)
@@ -158,7 +162,8 @@ func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	for _, pods := range doubtful {
 		rules = append(rules, ForOtherPods.rule(pods, cfg.toMasquerade(), cluster))
 	}
-	return &nft.Chain{Name: a.externalChain, Rules: append(rules, DropNotLocal.rule(gotoChain(a.refusalChain(NoLocalEndpoints))))}
+	return &nft.Chain{Name: a.externalChain, Rules: append(rules,
+		DropNotLocal.rule(gotoChain(a.refusalChain(NoLocalEndpoints))))}
 }
 
 const (
@@ -280,7 +285,8 @@ func fixedChains(cfg *Config) []*nft.Chain {
 func fixed(chain string) bool {
 	switch chain {
 	case rangeExternalLocal, rangePrefix + refuse, rangePrefix + string(NoLocalEndpoints),
-		externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix + string(NoLocalEndpoints):
+		externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix +
+			string(NoLocalEndpoints):
 		return true
 	}
 	return false
@@ -299,10 +305,10 @@ func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absen
 	return &nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: rules}
 }
 
-// refuseOtherPods returns the rules that refuse pods of other nodes, whose packets come in by the interface that has the
-// address they ask. (The kernel knows no such match where packets of the node pass, so the rules cannot stand in
-// externalChain. They have the set last, whose elements count.) Addresses at which pods of the node arrive like that are
-// left out.
+// refuseOtherPods returns the rules that refuse pods of other nodes, whose packets come in by the interface that has
+// the address they ask. (The kernel knows no such match where packets of the node pass, so the rules cannot stand in
+// externalChain. They have the set last, whose elements count.) Addresses at which pods of the node arrive like that
+// are left out.
 func refuseOtherPods(cfg *Config, f ip.Family, node *service.Node, p pods) []nft.Rule {
 	serving, all := cfg.NodePortAddresses.On(node, f)
 	if all {
@@ -330,7 +336,8 @@ func refuseOtherPods(cfg *Config, f ip.Family, node *service.Node, p pods) []nft
 			refusal = append(refusal, nft.InSet{Key: daddr(), Set: nodePortAddresses})
 		}
 		a := byNodePort()
-		refusal = append(refusal, nft.InSet{Key: a.key, Set: a.refusalSet(NoLocalEndpoints)}, gotoChain(a.refusalChain(NoEndpoints)))
+		refusal = append(refusal, nft.InSet{Key: a.key, Set: a.refusalSet(NoLocalEndpoints)},
+			gotoChain(a.refusalChain(NoEndpoints)))
 		rules = append(rules, RefuseOtherPods.rule(refusal...))
 	}
 	return rules
@@ -408,8 +415,8 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 }
 
 // dispatchChain takes new connections that go to no service's address and port. It has echo requests answered,
-// looks for ranges of ports if some Service has any, refuses other ports of cluster IPs and looks up node ports. It leaves other
-// addresses of ServiceCIDRs alone: a Service of another proxy may have them.
+// looks for ranges of ports if some Service has any, refuses other ports of cluster IPs and looks up node ports. It
+// leaves other addresses of ServiceCIDRs alone: a Service of another proxy may have them.
 func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared, p pings, ranged bool) *nft.Chain {
 	rules := p.rules()
 	if ranged {
@@ -418,7 +425,8 @@ func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared, p pi
 	rules = append(rules, RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...))
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f); all {
-		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup))
+		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true,
+			Prefix: loopback(f)}, lookup))
 	} else {
 		rules = append(rules, FindNodePort.rule(nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup))
 	}

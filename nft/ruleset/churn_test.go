@@ -31,7 +31,8 @@ func churned(endpoints ...byte) *nft.Program {
 	s := &service.Service{Name: "ns/churned", ClusterIPs: []netip.Addr{openAddress}}
 	var list []service.Endpoint
 	for _, e := range endpoints {
-		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, e}), 8080), Ready: true, Serving: true})
+		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, e}), 8080),
+			Ready: true, Serving: true})
 	}
 	s.Ports = []service.Port{{Protocol: service.UDP, Port: firstPort, Endpoints: service.MergeEndpoints(list)}}
 	p := rangesProgram(s)
@@ -81,7 +82,8 @@ func (s *sender) flood(first int, f *fates, stop <-chan struct{}) error {
 				return nil
 			default:
 			}
-			switch err := unix.Sendto(fd, datagram(netip.AddrPortFrom(source(i), uint16(1024+i%60_000)), to), 0, &unix.SockaddrInet4{Addr: openAddress.As4()}); err {
+			switch err := unix.Sendto(fd, datagram(netip.AddrPortFrom(source(i), uint16(1024+i%60_000)), to), 0,
+				&unix.SockaddrInet4{Addr: openAddress.As4()}); err {
 			case translated:
 				f.translated.Add(1)
 			case dropped:
@@ -144,10 +146,12 @@ func TestLookupsUnderChurn(t *testing.T) {
 		return int64(n)
 	}
 	first, both, refused := count(missedFirst), count(missedBoth), count("unknown-port")
-	t.Logf("%d batches, %d packets: for %d the first rule had no element, for %d the second had none either; the map of Services had none for %d",
+	t.Logf("%d batches, %d packets: for %d the first rule had no element, for %d the second had none either; the map of "+
+		"Services had none for %d",
 		batches, f.sent(), first, both, refused)
 	if f.kept.Load() != both+refused || f.untouched.Load() > 0 {
-		t.Errorf("%d packets were dropped or refused, and %d left untranslated; the rules count %d and %d", f.kept.Load(), f.untouched.Load(), both, refused)
+		t.Errorf("%d packets were dropped or refused, and %d left untranslated; the rules count %d and %d", f.kept.Load(),
+			f.untouched.Load(), both, refused)
 	}
 	if lost := f.kept.Load(); lost > int64(batches*floods) {
 		t.Errorf("%d packets were lost in %d batches", lost, batches)

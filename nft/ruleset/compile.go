@@ -76,7 +76,8 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		} else if rangedChanged {
 			t.setDispatch()
 		}
-		if node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted || l.spared != t.left.spared {
+		if node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted ||
+			l.spared != t.left.spared {
 			t.setLeaving(l)
 		}
 	}
@@ -95,7 +96,8 @@ type changedService struct {
 func (c *Compiler) changed(s service.Snapshot) []changedService {
 	var list []changedService
 	// The node decides which endpoints are local and which are near.
-	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone || !slices.Equal(s.Node.PodCIDRs, c.last.Node.PodCIDRs)
+	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone || !slices.Equal(s.Node.PodCIDRs,
+		c.last.Node.PodCIDRs)
 	if moved {
 		list = make([]changedService, 0, s.Services.Len())
 		for name, svc := range s.Services.All() {
@@ -230,8 +232,8 @@ type tableCompiler struct {
 	locals map[netip.Addr]onNode
 	// ports has the last lists of services with many endpoints.
 	ports map[service.Name][]portLists
-	// ping says how echo requests are answered. pinged counts the services by which each address answers, and pingsOf has the
-	// addresses of each service.
+	// ping says how echo requests are answered. pinged counts the services by which each address answers, and pingsOf has
+	// the addresses of each service.
 	ping    pings
 	pinged  map[netip.Addr]int
 	pingsOf map[service.Name][]netip.Addr
@@ -265,7 +267,8 @@ type chainUse struct {
 }
 
 func (t *tableCompiler) program() *nft.Table {
-	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Timeouts: t.timeouts.objects, Parts: t.parts}
+	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Timeouts: t.timeouts.objects,
+		Parts: t.parts}
 }
 
 // nodePart names the part with the node's own elements. No service has this name,

@@ -30,11 +30,12 @@ type randomHistory struct {
 
 func newHistory(rng *rand.Rand) *randomHistory {
 	node := gen.Node(rng)
-	return &randomHistory{rng, node, service.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything()), rand.New(rand.NewPCG(0, 5))}
+	return &randomHistory{rng, node, service.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything()),
+		rand.New(rand.NewPCG(0, 5))}
 }
 
-// next makes a few changes, or many, or none, and mostly has other endpoints grow. Now and then it also changes the node or
-// the ranges of cluster IPs, and seldom the node's name.
+// next makes a few changes, or many, or none, and mostly has other endpoints grow. Now and then it also changes the
+// node or the ranges of cluster IPs, and seldom the node's name.
 func (h *randomHistory) next() service.Snapshot {
 	if h.rng.IntN(30) == 0 {
 		h.node.Name = fmt.Sprint("node-", h.rng.IntN(3))
@@ -123,7 +124,9 @@ func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program)
 	t.Helper()
 	for name, s := range b.Services.All() {
 		restrictions := b.Restrictions.At(name)
-		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) || a.Restrictions.At(name) != restrictions || a.Node.Name != b.Node.Name || !slices.Equal(a.Node.PodCIDRs, b.Node.PodCIDRs) {
+		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) ||
+			a.Restrictions.At(name) != restrictions || a.Node.Name != b.Node.Name || !slices.Equal(a.Node.PodCIDRs,
+			b.Node.PodCIDRs) {
 			continue
 		}
 		if (s.Sources != nil || restrictions != nil) && !slices.Equal(a.Node.Addresses, b.Node.Addresses) {
@@ -164,7 +167,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 // turned is the same service with its lists in another order.
 func turned(rng *rand.Rand, s *service.Service) *service.Service {
 	next := *s
-	next.Ports, next.ClusterIPs, next.ExternalIPs = slices.Clone(s.Ports), slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs)
+	next.Ports, next.ClusterIPs, next.ExternalIPs = slices.Clone(s.Ports), slices.Clone(s.ClusterIPs),
+		slices.Clone(s.ExternalIPs)
 	rng.Shuffle(len(next.Ports), func(i, j int) { next.Ports[i], next.Ports[j] = next.Ports[j], next.Ports[i] })
 	slices.Reverse(next.ClusterIPs)
 	slices.Reverse(next.ExternalIPs)
@@ -272,8 +276,8 @@ func TestSizeOfRules(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: more services than are compiled at once, with chains that the first of them leave and the last ones come
-// to, and the other way round, compile to the same as from scratch.
+// TestManyAtOnce: more services than are compiled at once, with chains that the first of them leave and the last ones
+// come to, and the other way round, compile to the same as from scratch.
 func TestManyAtOnce(t *testing.T) {
 	const services = 20_000
 	numbers := make([]int, services) // in the order of the names

@@ -61,8 +61,8 @@ func (c *Config) toMasquerade() nft.Statement {
 	return nft.SetLabel{Bit: masqueradeLabel}
 }
 
-// masqueradeRules masquerade what toMasquerade was said of, but for what goes to the ranges of NoMasquerade, and connections that
-// come back to their own pod. source is the address that they get, if it is valid.
+// masqueradeRules masquerade what toMasquerade was said of, but for what goes to the ranges of NoMasquerade, and
+// connections that come back to their own pod. source is the address that they get, if it is valid.
 func (c *Config) masqueradeRules(f nft.Family, source netip.Addr) []nft.Rule {
 	var masquerade nft.Statement = nft.Masquerade{}
 	if source.IsValid() {
@@ -78,7 +78,8 @@ func (c *Config) masqueradeRules(f nft.Family, source netip.Addr) []nft.Rule {
 		marked := slices.Concat([]nft.Statement{nft.MatchLabel{Bit: masqueradeLabel}}, spared, []nft.Statement{masquerade})
 		return []nft.Rule{MasqueradeMarked.rule(marked...), hairpinRule}
 	}
-	marked := slices.Concat([]nft.Statement{nft.MatchMark{Mask: mark}}, spared, []nft.Statement{nft.ClearMark{Mask: mark}, masquerade})
+	marked := slices.Concat([]nft.Statement{nft.MatchMark{Mask: mark}}, spared, []nft.Statement{nft.ClearMark{Mask: mark},
+		masquerade})
 	rules := []nft.Rule{MasqueradeMarked.rule(marked...)}
 	if len(spared) > 0 {
 		rules = append(rules, c.arrivedRules()...)
@@ -86,8 +87,8 @@ func (c *Config) masqueradeRules(f nft.Family, source netip.Addr) []nft.Rule {
 	return append(rules, hairpinRule)
 }
 
-// arrivedRules are for packets that stay on the node, or are not masqueraded. They have no source to hide, but perhaps a
-// mark to clear.
+// arrivedRules are for packets that stay on the node, or are not masqueraded. They have no source to hide, but perhaps
+// a mark to clear.
 func (c *Config) arrivedRules() []nft.Rule {
 	if mark := c.mark(); mark != 0 {
 		return []nft.Rule{Unmark.rule(nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark})}
@@ -161,8 +162,8 @@ func (p pods) ofOtherNodes() []nft.Statement {
 	return fromAny(p.from)
 }
 
-// arriveAt says whether packets of the node's own pods may come in by the interface that has one of the node's addresses:
-// pods share its link, or it is their gateway, which has an address in their ranges that is not the Node's.
+// arriveAt says whether packets of the node's own pods may come in by the interface that has one of the node's
+// addresses: pods share its link, or it is their gateway, which has an address in their ranges that is not the Node's.
 func (p pods) arriveAt(a netip.Addr, node *service.Node) bool {
 	return slices.Contains(node.SharedAddresses, a) ||
 		!slices.Contains(node.Addresses, a) && slices.ContainsFunc(p.from, func(r netip.Prefix) bool { return r.Contains(a) })

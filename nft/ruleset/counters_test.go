@@ -36,7 +36,8 @@ func countedProgram(counters bool, s service.Snapshot) *nft.Program {
 }
 
 // connections reads the counters of all frontends, and those of the endpoints of a Service.
-func connections(t *testing.T, c *kernel.Conn, p *nft.Program, s service.Snapshot, of service.Name) (services, endpoints map[string]uint64) {
+func connections(t *testing.T, c *kernel.Conn, p *nft.Program, s service.Snapshot,
+	of service.Name) (services, endpoints map[string]uint64) {
 	t.Helper()
 	services, endpoints = map[string]uint64{}, map[string]uint64{}
 	for name, svc := range s.Services.All() {

@@ -17,11 +17,13 @@ func manyServices(n, endpoints int) service.Snapshot {
 	for i := range n {
 		var list []service.Endpoint
 		for e := range endpoints {
-			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18 + byte(i&1), byte(i >> 8), byte(i)}), uint16(8000+e)), Node: "node-2", Ready: true, Serving: true})
+			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18 + byte(i&1),
+				byte(i >> 8), byte(i)}), uint16(8000+e)), Node: "node-2", Ready: true, Serving: true})
 		}
 		b.Set(&service.Service{
-			Name: service.Name(fmt.Sprintf("ns-%d/svc-%d", i%100, i)), ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)})},
-			Ports: []service.Port{{Protocol: service.UDP, Port: 80, Endpoints: service.MergeEndpoints(list)}},
+			Name:       service.Name(fmt.Sprintf("ns-%d/svc-%d", i%100, i)),
+			ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)})},
+			Ports:      []service.Port{{Protocol: service.UDP, Port: 80, Endpoints: service.MergeEndpoints(list)}},
 		})
 	}
 	return b.Snapshot()

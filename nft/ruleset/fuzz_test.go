@@ -64,7 +64,8 @@ func checkForeignTables(t *testing.T, rng *rand.Rand) {
 	if idle := check.Idle(want, m); idle != nil {
 		t.Errorf("still there: %v", idle)
 	}
-	if got, want := ruleset.ReadBack(m, cfg.Table, s.Node).String(), ruleset.ReadBack(want.Model(), cfg.Table, s.Node).String(); got != want {
+	if got, want := ruleset.ReadBack(m, cfg.Table, s.Node).String(), ruleset.ReadBack(want.Model(), cfg.Table,
+		s.Node).String(); got != want {
 		t.Errorf("read back:\n%s\nwant:\n%s", got, want)
 	}
 }

@@ -15,7 +15,8 @@ import (
 // TestLayout: tables of this layout and the one before tell what they serve, those of any other
 // layout nothing. The next sync changes the number, and no rule that a packet meets.
 func TestLayout(t *testing.T) {
-	s, err := gen.ReadSnapshot(strings.NewReader("node node-0\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  port http tcp 80\n    endpoint 10.0.0.1:8080 node-0 ready serving\n"))
+	s, err := gen.ReadSnapshot(strings.NewReader("node node-0\nservice default/web created 2026-01-01T00:00:00Z\n  " +
+		"cluster-ip 10.96.0.1\n  port http tcp 80\n    endpoint 10.0.0.1:8080 node-0 ready serving\n"))
 	must(t, err)
 	p := ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, s)
 	current := fmt.Sprintf("layout-%d", ruleset.Layout)

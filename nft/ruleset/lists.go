@@ -50,9 +50,10 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 	}, choice}
 }
 
-// list returns the list of the addresses, with a row if one slot for each is not enough. The row takes no history, so that
-// all nodes make the same one of the same endpoints.
-func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs service.Addresses, targets nft.Targets) targetList {
+// list returns the list of the addresses, with a row if one slot for each is not enough. The row takes no history, so
+// that all nodes make the same one of the same endpoints.
+func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs service.Addresses,
+	targets nft.Targets) targetList {
 	list := targetList{Targets: targets}
 	size := 0
 	if c.svc.Options.Balance != service.ByRandom {

@@ -32,7 +32,8 @@ func BenchmarkMasqueradedPacket(b *testing.B) {
 	for name, settings := range programs {
 		s := newSender(b)
 		s.letOut(b)
-		must(b, s.c.Apply(load(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: settings}, countedSnapshot("198.18.0.1:80", "198.18.0.2:80")))))
+		must(b, s.c.Apply(load(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: settings},
+			countedSnapshot("198.18.0.1:80", "198.18.0.2:80")))))
 		senders[name] = s
 	}
 	pod := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}) }
@@ -65,10 +66,12 @@ func (s *sender) letOut(t testing.TB) {
 	must(t, testnet.Pair(testnet.End{NS: s.ns, Link: "out"}, testnet.End{NS: peer, Link: "in"}))
 	link, err := s.ns.Handle().LinkByName("out")
 	must(t, err)
-	must(t, s.ns.Handle().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IP{192, 168, 7, 1}, Mask: net.CIDRMask(24, 32)}}))
+	must(t, s.ns.Handle().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IP{192, 168, 7, 1},
+		Mask: net.CIDRMask(24, 32)}}))
 	gateway := net.IP{192, 168, 7, 2}
 	must(t, s.ns.Handle().NeighSet(&netlink.Neigh{
-		LinkIndex: link.Attrs().Index, IP: gateway, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}, State: netlink.NUD_PERMANENT,
+		LinkIndex: link.Attrs().Index, IP: gateway, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		State: netlink.NUD_PERMANENT,
 	}))
 	// A more exact route than the sender's black hole.
 	for _, to := range []*net.IPNet{
@@ -88,7 +91,8 @@ func BenchmarkMasqueradeClash(b *testing.B) {
 		b.Run("masquerade-"+ports, func(b *testing.B) {
 			s := newSender(b)
 			s.letOut(b)
-			must(b, cmd.Load(s.ns, "table ip t {\n chain p {\n type nat hook postrouting priority 100;\n ip saddr 20.0.0.0/8 masquerade "+ports+"\n }\n}\n"))
+			must(b, cmd.Load(s.ns, "table ip t {\n chain p {\n type nat hook postrouting priority 100;\n ip saddr 20.0.0.0/8 "+
+				"masquerade "+ports+"\n }\n}\n"))
 			var round, lost [2]atomic.Int64
 			var clients sync.WaitGroup
 			for i := range 2 {

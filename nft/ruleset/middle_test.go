@@ -19,13 +19,17 @@ import (
 // it the new ones.
 func lookups() [][]string {
 	return [][]string{
-		{"services"}, {"ping-addresses"}, {"port-ranges"}, {rangeLists}, {"range-services"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
+		{"services"}, {"ping-addresses"}, {"port-ranges"}, {rangeLists}, {"range-services"}, {"cluster-ips"},
+		{"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
 		{sourceLists}, {"load-balancer-sources"}, {"services-restricted", "node-ports-restricted"},
-		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local", "range-services-cluster", "range-services-local"},
-		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints", "range-endpoints", "range-local-endpoints"},
+		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local", "range-services-cluster",
+			"range-services-local"},
+		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints", "range-endpoints",
+			"range-local-endpoints"},
 		{againClusterIPs},
 		{"affinity-services", "node-port-affinity-services"},
-		{"affinity-endpoints", "local-affinity-endpoints", "node-port-affinity-endpoints", "node-port-local-affinity-endpoints"},
+		{"affinity-endpoints", "local-affinity-endpoints", "node-port-affinity-endpoints",
+			"node-port-local-affinity-endpoints"},
 		// What counts refusals decides nothing, so it may be asked at any time.
 		slices.AppendSeq([]string{"hairpin"}, maps.Keys(ruleset.RefusalSets())),
 	}
@@ -59,10 +63,12 @@ func TestInTheMiddle(t *testing.T) {
 			// These facts decide which sources are admitted, and which clients are pods.
 			// The transaction does not change which addresses the routing table calls
 			// local.
-			node.Addresses = append(slices.Clip(node.Addresses), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00:1::2"))
+			node.Addresses = append(slices.Clip(node.Addresses), netip.MustParseAddr("10.0.0.2"),
+				netip.MustParseAddr("fd00:1::2"))
 			node.PodCIDRs = gen.PodCIDRs(rng)
 		}
-		after := &oracle{&node, changed(rng, before.services, &node), before.cfg, nil, before.nodePortAddresses, nil, netip.AddrPort{}, nil}
+		after := &oracle{&node, changed(rng, before.services, &node), before.cfg, nil, before.nodePortAddresses, nil,
+			netip.AddrPort{}, nil}
 		fresh := ruleset.Compile(after.cfg, build(node, after.services))
 		m := middle{before, after, fresh.Model(), ruleset.AffinityMaps(fresh), seen}
 		for cut := range len(lookups()) + 1 {
@@ -74,7 +80,8 @@ func TestInTheMiddle(t *testing.T) {
 	for what, n := range map[string]int{
 		"endpoint was": 5000, "endpoint is": 1000, "endpoint was and is": 5000, "remembered": 2000,
 		"dropped": 2000, "dropped in the middle": 2000,
-		"dropped, an endpoint is a cluster IP": 100, "dropped, a cluster IP comes or goes": 100, "refused": 2000, "untouched": 2000,
+		"dropped, an endpoint is a cluster IP": 100, "dropped, a cluster IP comes or goes": 100, "refused": 2000,
+		"untouched": 2000,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%s: %d times, want %d: the cases are too narrow", what, seen[what], n)
@@ -222,17 +229,19 @@ func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 		m.seen["spared no more, the ServiceCIDR of its network goes"]++
 	case r.Fate == nft.Dropped && (was.delicate || is.delicate || len(had) == 0 || len(has) == 0):
 		m.seen["dropped in the middle"]++
-	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable) && (slices.Contains(fates, r.Fate) || len(had) == 0 || len(has) == 0):
+	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable) && (slices.Contains(fates, r.Fate) || len(had) == 0 ||
+		len(has) == 0):
 		m.seen["refused"]++
-	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable || r.Fate == nft.Untouched || r.Fate == nft.Dropped) && m.handsOver(p):
+	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable || r.Fate == nft.Untouched || r.Fate == nft.Dropped) &&
+		m.handsOver(p):
 		m.seen["between ranges and a port of its own"]++
 	default:
 		t.Fatalf("lookup %d sees the change: %s: %s\nwas %v %+v\n is %v %+v", cut, p, r, had, was, has, is)
 	}
 }
 
-// handsOver says that the transaction takes the packet's port from ranges to a port of its own, or back. The first lookup may
-// find no port yet, and the second no ranges any more (docs/internals/options.md).
+// handsOver says that the transaction takes the packet's port from ranges to a port of its own, or back. The first
+// lookup may find no port yet, and the second no ranges any more (docs/internals/options.md).
 func (m *middle) handsOver(p nft.Packet) bool {
 	was, is := m.before.target(p), m.after.target(p)
 	return was != nil && is != nil && was.port.IsRange() != is.port.IsRange()
@@ -258,7 +267,8 @@ func (o *oracle) expected(p nft.Packet) ([]netip.AddrPort, expectation) {
 	if t == nil {
 		return nil, v
 	}
-	v.delicate = t.s.InternalPolicy == service.Local || t.s.ExternalPolicy == service.Local || o.restricting(t) != nil || o.direct(t) != nil
+	v.delicate = t.s.InternalPolicy == service.Local || t.s.ExternalPolicy == service.Local || o.restricting(t) != nil ||
+		o.direct(t) != nil
 	lists := o.lists(t)
 	return append(lists[all], lists[own]...), v
 }

@@ -21,13 +21,15 @@ import (
 
 // BenchmarkNodeConnect has a process of the node connect to an endpoint on the node: straight, without any Service,
 // and to the cluster IP of one of 10,000 Services with 10 endpoints each, with all ways to do the masquerade, with
-// none of it, and where that Service has ranges of ports: to its port, and to a port of the ranges, and where it has time-outs of its own. A pod does the same. All take turns of 100 connections. It reports the median of what a turn's median
-// is to that of the same client's straight turn in the same round (x), and the median of the medians (us).
+// none of it, and where that Service has ranges of ports: to its port, and to a port of the ranges, and where it has
+// time-outs of its own. A pod does the same. All take turns of 100 connections. It reports the median of what a turn's
+// median is to that of the same client's straight turn in the same round (x), and the median of the medians (us).
 func BenchmarkNodeConnect(b *testing.B) {
 	const connections = 100
 	cmd := nftcmd.ForTest(b)
 	node := func(rules string) string {
-		return "flush chain ip " + ruleset.DefaultTable + " postrouting\nadd rule ip " + ruleset.DefaultTable + " postrouting " + rules + "\n"
+		return "flush chain ip " + ruleset.DefaultTable + " postrouting\nadd rule ip " + ruleset.DefaultTable +
+			" postrouting " + rules + "\n"
 	}
 	var ways []*nodeWay
 	for _, w := range []struct{ name, change string }{
@@ -36,8 +38,10 @@ func BenchmarkNodeConnect(b *testing.B) {
 		{"kept-port", node("ct label 110 masquerade")},
 		{"random", node("ct label 110 masquerade random")},
 		{"snat", node("ct label 110 snat to 192.168.100.1 fully-random")},
-		{"own-port-kept-fib", node("ct label 110 fib saddr type local masquerade\nadd rule ip " + ruleset.DefaultTable + " postrouting ct label 110 masquerade fully-random")},
-		{"own-port-kept-iif", node("ct label 110 meta iif 0 masquerade\nadd rule ip " + ruleset.DefaultTable + " postrouting ct label 110 masquerade fully-random")},
+		{"own-port-kept-fib", node("ct label 110 fib saddr type local masquerade\nadd rule ip " + ruleset.DefaultTable +
+			" postrouting ct label 110 masquerade fully-random")},
+		{"own-port-kept-iif", node("ct label 110 meta iif 0 masquerade\nadd rule ip " + ruleset.DefaultTable +
+			" postrouting ct label 110 masquerade fully-random")},
 		{"own-source-kept-fib", node("ct label 110 fib saddr . oif type != local masquerade fully-random")},
 		{"kept-source", node("ct label 110 accept")},
 		{"static", ""},
@@ -86,12 +90,14 @@ type nodeWay struct {
 // newNodeWay makes a node whose program has a change, or that has no program and only tracks connections.
 func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay {
 	b.Helper()
-	w := &nodeWay{name: name, topology: testnet.NewForTest(b, testnet.Config{}), to: netip.MustParseAddrPort("10.244.0.100:8080")}
+	w := &nodeWay{name: name, topology: testnet.NewForTest(b, testnet.Config{}),
+		to: netip.MustParseAddrPort("10.244.0.100:8080")}
 	var endpoints []netip.Addr
 	var list []service.Endpoint
 	for a := w.to.Addr(); len(list) < 10; a = a.Next() {
 		endpoints = append(endpoints, a)
-		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(a, w.to.Port()), Node: "node", Ready: true, Serving: true})
+		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(a, w.to.Port()), Node: "node", Ready: true,
+			Serving: true})
 	}
 	var err error
 	w.pod, err = w.topology.AddPod("client")
@@ -110,12 +116,15 @@ func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay 
 	}))
 	b.Cleanup(func() { unix.Close(w.server) })
 	if name == "straight" {
-		must(b, cmd.Load(w.topology.Node, "table ip t {\n chain f {\n type filter hook forward priority filter;\n ct state invalid drop\n }\n}\n"))
+		must(b, cmd.Load(w.topology.Node, "table ip t {\n chain f {\n type filter hook forward priority filter;\n ct state "+
+			"invalid drop\n }\n}\n"))
 		return w
 	}
 	if name == "static" {
 		w.to = netip.MustParseAddrPort("10.96.0.10:80")
-		must(b, cmd.Load(w.topology.Node, "table ip t {\n chain o {\n type nat hook output priority -100;\n ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n chain p {\n type nat hook prerouting priority -100;\n ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n}\n"))
+		must(b, cmd.Load(w.topology.Node, "table ip t {\n chain o {\n type nat hook output priority -100;\n ip daddr "+
+			"10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n chain p {\n type nat hook prerouting priority -100;\n ip "+
+			"daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n}\n"))
 		return w
 	}
 	builder := service.NewBuilder(gen.PlainNode())
@@ -139,7 +148,8 @@ func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay 
 	c, err := kernel.Open(kernel.Config{NetNS: w.topology.Node.Fd()})
 	must(b, err)
 	settings := service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
-	for _, t := range load(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: settings}, builder.Snapshot())).Transactions() {
+	for _, t := range load(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: settings},
+		builder.Snapshot())).Transactions() {
 		must(b, c.Apply(t))
 	}
 	must(b, c.Close())

@@ -22,8 +22,8 @@ type target struct {
 	at netip.AddrPort
 }
 
-// address returns the target at an address and port: that of a service's port, or that of ranges with the port, if their
-// service has the address by a better field or is older.
+// address returns the target at an address and port: that of a service's port, or that of ranges with the port, if
+// their service has the address by a better field or is older.
 func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
 	t, r := o.portAt(dst, protocol), o.rangesAt(dst, protocol)
 	switch {
@@ -53,9 +53,9 @@ func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target 
 	return r
 }
 
-// rangesAt returns the service port that is ranges, of the oldest service that has the cluster IP, or else of the oldest with the
-// load balancer's address, or else, at an address that is nobody's cluster IP, of the oldest with the external IP. The ranges
-// need not have the port.
+// rangesAt returns the service port that is ranges, of the oldest service that has the cluster IP, or else of the
+// oldest with the load balancer's address, or else, at an address that is nobody's cluster IP, of the oldest with the
+// external IP. The ranges need not have the port.
 func (o *oracle) rangesAt(dst netip.AddrPort, protocol service.Protocol) *target {
 	for field, addresses := range []func(*service.Service) []netip.Addr{
 		func(s *service.Service) []netip.Addr { return s.ClusterIPs },
@@ -87,7 +87,9 @@ func (o *oracle) rangesAt(dst netip.AddrPort, protocol service.Protocol) *target
 func (o *oracle) portAt(dst netip.AddrPort, protocol service.Protocol) *target {
 	var external, balanced *target
 	for _, s := range o.byAge() {
-		i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.Port == dst.Port() && !p.IsRange() })
+		i := slices.IndexFunc(s.Ports, func(p service.Port) bool {
+			return p.Protocol == protocol && p.Port == dst.Port() && !p.IsRange()
+		})
 		switch {
 		case i < 0 || !inFamily(s, ip.Of(dst.Addr())):
 		case slices.Contains(s.ClusterIPs, dst.Addr()):
@@ -210,7 +212,9 @@ func (o *oracle) onNode(a netip.Addr) bool {
 // is for this node, it passes those for this node. Otherwise it does the same with zones.
 // Otherwise it passes all.
 func (o *oracle) topology(p *service.Port, family ip.Family) func(service.Endpoint) bool {
-	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || e.Weight.Number() == 0 || !family.Has(e.Addr.Addr()) })
+	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool {
+		return !e.Ready || e.Weight.Number() == 0 || !family.Has(e.Addr.Addr())
+	})
 	forNode := func(e service.Endpoint) bool {
 		return slices.Contains(strings.Split(string(e.Nodes), ","), o.node.Name)
 	}
@@ -234,7 +238,8 @@ func (o *oracle) topology(p *service.Port, family ip.Family) func(service.Endpoi
 func (o *oracle) reachable(s *service.Service, p *service.Port, family ip.Family) []netip.AddrPort {
 	var all []netip.AddrPort
 	ofFamily := func(a netip.Addr) bool { return family.Has(a) }
-	external := p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ofFamily) || slices.ContainsFunc(s.LoadBalancerIPs, ofFamily)
+	external := p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ofFamily) || slices.ContainsFunc(s.LoadBalancerIPs,
+		ofFamily)
 	if s.InternalPolicy == service.Cluster || external {
 		all = append(all, o.choose(p, family, false)...)
 	}
@@ -278,7 +283,9 @@ func (o *oracle) servesNodePorts(a netip.Addr) bool {
 			}
 		}
 	}
-	return o.local(a) && (len(cidrs) == 0 || slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Contains(a) }))
+	return o.local(a) && (len(cidrs) == 0 || slices.ContainsFunc(cidrs, func(c netip.Prefix) bool {
+		return c.Contains(a)
+	}))
 }
 
 // servesLoopback says whether the packet is one that the proxy sends for a client on loopback, where a range of
@@ -302,7 +309,8 @@ func (o *oracle) targets(v visit) []*target {
 	s := o.services[i]
 	var all []*target
 	add := func(t *target) {
-		if t != nil && t.s == s && t.port.Port == v.port && t.port.Protocol == v.protocol && t.at.Addr().Is6() == v.client.Is6() {
+		if t != nil && t.s == s && t.port.Port == v.port && t.port.Protocol == v.protocol &&
+			t.at.Addr().Is6() == v.client.Is6() {
 			all = append(all, t)
 		}
 	}
@@ -318,19 +326,20 @@ func (o *oracle) targets(v visit) []*target {
 	return all
 }
 
-// direct returns the ranges of the annotation source-ranges that count for a node port or an external IP; nil if everybody may
-// come.
+// direct returns the ranges of the annotation source-ranges that count for a node port or an external IP; nil if
+// everybody may come.
 func (o *oracle) direct(t *target) []netip.Prefix {
 	everybody := func(r netip.Prefix) bool { return r.Bits() == 0 && r.Addr().Is6() == t.at.Addr().Is6() }
 	direct := t.s.Options.SourceRanges
-	if direct == nil || slices.ContainsFunc(direct.Ranges(), everybody) || !t.at.Addr().IsUnspecified() && !slices.Contains(t.s.ExternalIPs, t.at.Addr()) {
+	if direct == nil || slices.ContainsFunc(direct.Ranges(), everybody) || !t.at.Addr().IsUnspecified() &&
+		!slices.Contains(t.s.ExternalIPs, t.at.Addr()) {
 		return nil
 	}
 	return append([]netip.Prefix{}, direct.Ranges()...)
 }
 
-// asOtherNode says whether the packet comes in as one of another node does: by the interface that has the address which it
-// asks, unless pods of the node may do so, too.
+// asOtherNode says whether the packet comes in as one of another node does: by the interface that has the address which
+// it asks, unless pods of the node may do so, too.
 func (o *oracle) asOtherNode(p nft.Packet) bool {
 	if !p.ToInput {
 		return false
@@ -347,8 +356,8 @@ func (o *oracle) asOtherNode(p nft.Packet) bool {
 	return true
 }
 
-// refusesOtherPod says that a node port without an endpoint on this node refuses the packet, of a pod of another node, before
-// source ranges count.
+// refusesOtherPod says that a node port without an endpoint on this node refuses the packet, of a pod of another node,
+// before source ranges count.
 func (o *oracle) refusesOtherPod(p nft.Packet, t *target) bool {
 	pod, _ := o.fromPod(p)
 	lists := o.lists(t)

@@ -26,7 +26,8 @@ type oracle struct {
 	nodePortAddresses []string
 	// memory has the endpoint of each client, for session affinity.
 	memory map[visit]netip.AddrPort
-	// drawn is the endpoint that the rules have drawn by a hash, not valid if they drop what they draw. Which of the list it is, the oracle does not know.
+	// drawn is the endpoint that the rules have drawn by a hash, not valid if they drop what they draw. Which of the list
+	// it is, the oracle does not know.
 	drawn netip.AddrPort
 	// seen counts how often each case came up.
 	seen map[string]int
@@ -52,7 +53,8 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	}
 	if by, answers := o.answersPing(p); answers {
 		hairpin := p.FromNode && p.Src.Addr() == by && o.onNode(by) // an endpoint on the host's network
-		return []nft.Result{{Fate: nft.DNATed, To: netip.AddrPortFrom(by, p.Dst.Port()), Masqueraded: hairpin, Source: o.sourceOf(hairpin, by.Is6())}}
+		return []nft.Result{{Fate: nft.DNATed, To: netip.AddrPortFrom(by, p.Dst.Port()), Masqueraded: hairpin,
+			Source: o.sourceOf(hairpin, by.Is6())}}
 	}
 	if o.isClusterIP(dst) && !o.hasHosts(dst) {
 		if !o.local(dst) {
@@ -81,8 +83,8 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	return []nft.Result{{Fate: nft.Untouched}}
 }
 
-// masqueradedTo returns the node's address that masqueraded connections get: with MasqueradeToNode the Node's first address that
-// the host has.
+// masqueradedTo returns the node's address that masqueraded connections get: with MasqueradeToNode the Node's first
+// address that the host has.
 func (o *oracle) masqueradedTo(v6 bool) netip.Addr {
 	for _, a := range o.node.Addresses {
 		if o.cfg.MasqueradeToNode && a.Is6() == v6 && o.local(a) {
@@ -100,11 +102,12 @@ func (o *oracle) sourceOf(masqueraded, v6 bool) netip.Addr {
 	return o.masqueradedTo(v6)
 }
 
-// answersPing says whether the packet is an echo request that the node answers for a service, and by which address: a port
-// of the service has endpoints for clients outside, and no source ranges.
+// answersPing says whether the packet is an echo request that the node answers for a service, and by which address: a
+// port of the service has endpoints for clients outside, and no source ranges.
 func (o *oracle) answersPing(p nft.Packet) (by netip.Addr, answers bool) {
 	dst := p.Dst.Addr()
-	if !o.cfg.AnswerPing || p.Protocol != map[bool]uint8{false: nft.ICMP, true: nft.ICMPv6}[dst.Is6()] || o.local(dst) || o.hasHosts(dst) {
+	if !o.cfg.AnswerPing || p.Protocol != map[bool]uint8{false: nft.ICMP, true: nft.ICMPv6}[dst.Is6()] || o.local(dst) ||
+		o.hasHosts(dst) {
 		return by, false
 	}
 	i := slices.IndexFunc(o.node.Addresses, func(a netip.Addr) bool { return a.Is6() == dst.Is6() && o.local(a) })
@@ -188,7 +191,9 @@ func (o *oracle) restricting(t *target) *service.Service {
 	var found *service.Service
 	for _, s := range o.byAge() {
 		everybody := func(r netip.Prefix) bool { return r.Bits() == 0 && r.Addr().Is6() == dst.Is6() }
-		serves := slices.ContainsFunc(s.Ports, func(p service.Port) bool { return p.Protocol == t.port.Protocol && p.Port == t.at.Port() })
+		serves := slices.ContainsFunc(s.Ports, func(p service.Port) bool {
+			return p.Protocol == t.port.Protocol && p.Port == t.at.Port()
+		})
 		switch {
 		case s.Sources == nil || slices.ContainsFunc(s.Sources.Ranges(), everybody):
 		case !serves || !inFamily(s, ip.Of(dst)) || !slices.Contains(s.LoadBalancerIPs, dst):
@@ -357,7 +362,9 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 	outside := func(to netip.AddrPort) bool { return o.unserved(to.Addr()) && !o.inServiceCIDR(to.Addr()) }
 	if b := t.s.Options.Balance; b != service.ByRandom && len(chosen) > 1 {
 		o.saw("drawn by " + b.String())
-		one := slices.DeleteFunc(slices.Clone(chosen), func(a netip.AddrPort) bool { return a != o.drawn && (o.drawn.IsValid() || !outside(a)) })
+		one := slices.DeleteFunc(slices.Clone(chosen), func(a netip.AddrPort) bool {
+			return a != o.drawn && (o.drawn.IsValid() || !outside(a))
+		})
 		if len(one) > 0 {
 			chosen = one
 		}
@@ -377,7 +384,8 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 		}
 		r := nft.Result{Fate: nft.DNATed, To: to, Timeout: t.s.Options.TimeoutsOf(service.Protocol(p.Protocol)).String()}
 		if r.Timeout != "" {
-			o.saw(fmt.Sprintf("time-outs: protocol %d, node port %v, affinity %v", p.Protocol, t.at.Addr().IsUnspecified(), t.s.AffinityTimeout > 0))
+			o.saw(fmt.Sprintf("time-outs: protocol %d, node port %v, affinity %v", p.Protocol, t.at.Addr().IsUnspecified(),
+				t.s.AffinityTimeout > 0))
 		}
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
 		spared := slices.ContainsFunc(o.cfg.NoMasquerade, func(c netip.Prefix) bool { return c.Contains(to.Addr()) })

@@ -8,12 +8,13 @@ import (
 	"nftproxy/nft"
 )
 
-// pingAddresses holds the addresses of Services that answer echo requests (service.Settings.AnswerPing). Several Services may
-// share an address, so its element is a part of its own.
+// pingAddresses holds the addresses of Services that answer echo requests (service.Settings.AnswerPing). Several
+// Services may share an address, so its element is a part of its own.
 const pingAddresses = "ping-addresses"
 
-// The most echo requests of a family that are translated: each makes an entry in connection tracking, which stays for 30 s after
-// the last packet (nf_conntrack_icmp_timeout). The kernel answers further packets of these entries without asking the rules.
+// The most echo requests of a family that are translated: each makes an entry in connection tracking, which stays for
+// 30 s after the last packet (nf_conntrack_icmp_timeout). The kernel answers further packets of these entries without
+// asking the rules.
 const (
 	PingsPerSecond = 1000
 	pingBurst      = 1000
@@ -29,13 +30,14 @@ type pings struct {
 	networks bool
 }
 
-// rules lead echo requests to the chain that has them answered. It is the first of the chain dispatch, so that no packet of a
-// Service meets it.
+// rules lead echo requests to the chain that has them answered. It is the first of the chain dispatch, so that no
+// packet of a Service meets it.
 func (p pings) rules() []nft.Rule {
 	if !p.by.IsValid() {
 		return nil
 	}
-	return []nft.Rule{FindPing.rule(nft.MatchEcho{}, nft.InSet{Key: daddr(), Set: pingAddresses}, notOwn(), jump(string(TooManyPings)))}
+	return []nft.Rule{FindPing.rule(nft.MatchEcho{}, nft.InSet{Key: daddr(), Set: pingAddresses}, notOwn(),
+		jump(string(TooManyPings)))}
 }
 
 // chain translates echo requests to the node's address. The kernel answers them as those to itself, with the Service's
@@ -45,7 +47,8 @@ func (p pings) chain(cfg *Config) *nft.Chain {
 	if p.networks {
 		rules = append(rules, SpareNetworks.rule(nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}))
 	}
-	rules = append(rules, AnswerPing.rule(nft.Limit{PerSecond: PingsPerSecond, Burst: pingBurst}, nft.DNATTo{Addr: p.by}), dropCounted())
+	rules = append(rules, AnswerPing.rule(nft.Limit{PerSecond: PingsPerSecond, Burst: pingBurst}, nft.DNATTo{Addr: p.by}),
+		dropCounted())
 	chain := &nft.Chain{Name: string(TooManyPings), Rules: rules}
 	cfg.uncount(chain)
 	return chain
@@ -64,8 +67,9 @@ func (t *tableCompiler) setPings() {
 	}
 }
 
-// addPing notes that the address of the service that is compiled answers, as far as the port says: somebody outside gets an
-// endpoint there. An address with source ranges does not answer, since the ranges are for addresses with a port.
+// addPing notes that the address of the service that is compiled answers, as far as the port says: somebody outside
+// gets an endpoint there. An address with source ranges does not answer, since the ranges are for addresses with a
+// port.
 func (c *serviceCompiler) addPing(a netip.Addr, restricted bool, l endpointLists) {
 	if !c.cfg.AnswerPing || restricted {
 		return

@@ -9,10 +9,10 @@ import (
 	"nftproxy/nft"
 )
 
-// Ranges of ports are a third access, by address and protocol, for packets that have no frontend in services. The element in
-// portRanges says which list of ranges the address and protocol have: it jumps to the list's chain. If the port is in the list's
-// set, that chain leads on as other accesses do, and else the packet comes back. The endpoints are addresses: the translation
-// keeps the port.
+// Ranges of ports are a third access, by address and protocol, for packets that have no frontend in services. The
+// element in portRanges says which list of ranges the address and protocol have: it jumps to the list's chain. If the
+// port is in the list's set, that chain leads on as other accesses do, and else the packet comes back. The endpoints
+// are addresses: the translation keeps the port.
 //
 // All of this is in a table only while some Service has ranges.
 const (
@@ -36,8 +36,9 @@ func byRange() *access {
 	return &access{
 		key: rangeKey(), original: nft.Fields{nft.OrigDaddr, nft.L4Proto},
 		verdicts: rangeServices, endpoints: rangeEndpoints,
-		externalChain: rangeExternalLocal, clusterVerdicts: rangeServicesCluster, localVerdicts: rangeServicesLocal, localEndpoints: rangeLocalEndpoints,
-		recent: recentRanges, chainPrefix: rangePrefix, keepsPort: true,
+		externalChain: rangeExternalLocal, clusterVerdicts: rangeServicesCluster, localVerdicts: rangeServicesLocal,
+		localEndpoints: rangeLocalEndpoints,
+		recent:         recentRanges, chainPrefix: rangePrefix, keepsPort: true,
 	}
 }
 
@@ -59,8 +60,8 @@ func (l rangeList) id() string { return l.name }
 
 func (l rangeList) chainName() string { return l.name }
 
-// set declares the set of the ranges. Its key is one field, so the kernel keeps it in a tree. A list never changes: other ranges
-// are another list.
+// set declares the set of the ranges. Its key is one field, so the kernel keeps it in a tree. A list never changes:
+// other ranges are another list.
 func (l rangeList) set() *nft.Set {
 	return &nft.Set{Name: l.name, Key: nft.Fields{nft.Dport}, Interval: true}
 }
@@ -75,7 +76,8 @@ func (l rangeList) chain() *nft.Chain {
 func (l rangeList) part() *nft.Part {
 	var elements []nft.Element
 	for r := range l.ranges.All() {
-		elements = append(elements, nft.Element{Set: l.name, Key: nft.Value(nft.AppendPort(nil, r.First)), KeyEnd: nft.Value(nft.AppendPort(nil, r.Last))})
+		elements = append(elements, nft.Element{Set: l.name, Key: nft.Value(nft.AppendPort(nil, r.First)),
+			KeyEnd: nft.Value(nft.AppendPort(nil, r.Last))})
 	}
 	return nft.NewPart(elements, nil)
 }
@@ -85,14 +87,15 @@ func readRangeList(c *nft.Contents, name string) service.PortRanges {
 	var list []service.PortRange
 	for _, e := range sortedElements(c, name) {
 		if len(e.Key) >= 2 && len(e.KeyEnd) >= 2 {
-			list = append(list, service.PortRange{First: binary.BigEndian.Uint16([]byte(e.Key)), Last: binary.BigEndian.Uint16([]byte(e.KeyEnd))})
+			list = append(list, service.PortRange{First: binary.BigEndian.Uint16([]byte(e.Key)),
+				Last: binary.BigEndian.Uint16([]byte(e.KeyEnd))})
 		}
 	}
 	return service.NewPortRanges(list)
 }
 
-// setRanged adds what all ranges share if there are any, and removes it if there are none. It says whether it did one of
-// the two.
+// setRanged adds what all ranges share if there are any, and removes it if there are none. It says whether it did one
+// of the two.
 func (t *tableCompiler) setRanged() bool {
 	if want := len(t.rangeLists.byChain) > 0; want == t.ranged {
 		return false

@@ -93,8 +93,8 @@ func (p Purpose) rule(statements ...nft.Statement) nft.Rule {
 	return append(statements, nft.Comment(p))
 }
 
-// PurposeOf returns what a rule is for, as its comment says. It returns NoPurpose for a rule without a comment, which is
-// another program's, or of a version that wrote no comments (LayoutOf).
+// PurposeOf returns what a rule is for, as its comment says. It returns NoPurpose for a rule without a comment, which
+// is another program's, or of a version that wrote no comments (LayoutOf).
 func PurposeOf(r nft.Rule) Purpose { return Purpose(r.Comment()) }
 
 // ServiceName is what the comment of a frontend's element says of its Service.

@@ -90,7 +90,8 @@ func BenchmarkCommitBesideLists(b *testing.B) {
 				netip.AddrFrom4([4]byte{198, 51, 1 + byte(i>>8), byte(i)}), ports, ranges, others...))
 		}
 		program := func(endpoints ...string) *nft.Program {
-			s := &service.Service{Name: "ns/other", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}
+			s := &service.Service{Name: "ns/other", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}
 			var list []service.Endpoint
 			for _, e := range endpoints {
 				list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Node: "node-2", Ready: true, Serving: true})
@@ -144,7 +145,8 @@ func settle(b *testing.B, c *kernel.Conn, pair [2]*nft.Program, batches *[2]nft.
 func BenchmarkManyLists(b *testing.B) {
 	for _, n := range []int{500, 2000, 4000} {
 		for _, kind := range []string{"distinct", "equal"} {
-			builder := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+			builder := service.NewBuilder(service.Node{Name: "node",
+				Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 			builder.SetMaxSourceLists(1 << 20)
 			for i := range n {
 				others := []int{i}

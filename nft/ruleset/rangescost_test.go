@@ -41,11 +41,13 @@ func rangePrefix(i int) netip.Prefix {
 // withRanges returns a load balancer's service with the given numbers of ports and
 // ranges. The first ranges are the numbers in others, which no other list has.
 func withRanges(name string, cluster, balancer netip.Addr, ports, ranges int, others ...int) *service.Service {
-	s := &service.Service{Name: service.Name(name), ClusterIPs: []netip.Addr{cluster}, LoadBalancerIPs: []netip.Addr{balancer}}
+	s := &service.Service{Name: service.Name(name), ClusterIPs: []netip.Addr{cluster},
+		LoadBalancerIPs: []netip.Addr{balancer}}
 	for i := range ports {
-		s.Ports = append(s.Ports, service.Port{Protocol: service.UDP, Port: uint16(firstPort + i), Endpoints: service.MergeEndpoints([]service.Endpoint{
-			{Addr: netip.MustParseAddrPort("198.18.0.1:8080"), Ready: true, Serving: true},
-		})})
+		s.Ports = append(s.Ports, service.Port{Protocol: service.UDP, Port: uint16(firstPort + i),
+			Endpoints: service.MergeEndpoints([]service.Endpoint{
+				{Addr: netip.MustParseAddrPort("198.18.0.1:8080"), Ready: true, Serving: true},
+			})})
 	}
 	if ranges > 0 {
 		var list []netip.Prefix
@@ -115,7 +117,8 @@ func newSender(t testing.TB) *sender {
 	must(t, err)
 	must(t, ns.Handle().LinkSetUp(lo))
 	all := func(bits int, ip ...byte) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
-	must(t, ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: all(24, 198, 51, 100, 0), Scope: unix.RT_SCOPE_LINK}))
+	must(t, ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: all(24, 198, 51, 100, 0),
+		Scope: unix.RT_SCOPE_LINK}))
 	must(t, ns.Handle().RouteAdd(&netlink.Route{Type: unix.RTN_BLACKHOLE, Dst: all(15, 198, 18, 0, 0)}))
 	return &sender{ns: ns, c: c}
 }
@@ -123,7 +126,8 @@ func newSender(t testing.TB) *sender {
 // send sends n packets to a service's port, each from another address, and returns the
 // time that they took. Each packet ends with an error for its sender. A translated packet
 // gets the error of the black hole.
-func (s *sender) send(n int, from func(i int) netip.Addr, to netip.AddrPort, end error) (took time.Duration, err error) {
+func (s *sender) send(n int, from func(i int) netip.Addr, to netip.AddrPort,
+	end error) (took time.Duration, err error) {
 	err = s.ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
@@ -191,12 +195,15 @@ func TestRangesCostNoPackets(t *testing.T) {
 		open, admitted, refused := time.Hour, time.Hour, time.Hour
 		for range rounds {
 			open = min(open, s.time(t, packets, inRanges(ranges), netip.AddrPortFrom(openAddress, port), translated))
-			admitted = min(admitted, s.time(t, packets, inRanges(ranges), netip.AddrPortFrom(restrictedAddress, port), translated))
+			admitted = min(admitted, s.time(t, packets, inRanges(ranges), netip.AddrPortFrom(restrictedAddress, port),
+				translated))
 			refused = min(refused, s.time(t, packets, inNone(ranges), netip.AddrPortFrom(restrictedAddress, port), dropped))
 		}
-		t.Logf("%d ports, %d ranges: %v without ranges, %v admitted, %v refused", ports, ranges, open/packets, admitted/packets, refused/packets)
+		t.Logf("%d ports, %d ranges: %v without ranges, %v admitted, %v refused", ports, ranges, open/packets,
+			admitted/packets, refused/packets)
 		if admitted > most*open || refused > most*open {
-			t.Errorf("%d ports, %d ranges: %v for a packet without ranges, %v for one that is admitted, %v for one that is refused",
+			t.Errorf("%d ports, %d ranges: %v for a packet without ranges, %v for one that is admitted, %v for one that is "+
+				"refused",
 				ports, ranges, open/packets, admitted/packets, refused/packets)
 		}
 		must(t, s.c.DeleteTables(ruleset.DefaultTable))

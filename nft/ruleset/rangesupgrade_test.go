@@ -36,7 +36,8 @@ func withOldRanges(p *nft.Program) *nft.Program {
 			if strings.HasPrefix(list, "source-ranges-") {
 				e.Verdict.Chain = "source-ranges"
 				for _, r := range p.IPv4.Parts.At(list).Elements {
-					elements = append(elements, nft.Element{Set: "source-ranges", Key: e.Key + r.Key, KeyEnd: e.Key + r.KeyEnd, Comment: e.Comment})
+					elements = append(elements, nft.Element{Set: "source-ranges", Key: e.Key + r.Key, KeyEnd: e.Key + r.KeyEnd,
+						Comment: e.Comment})
 				}
 			}
 			elements = append(elements, e)

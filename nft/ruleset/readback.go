@@ -129,7 +129,9 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	for name, s := range r.services {
 		svc := s.service(r)
 		snapshot.Services = snapshot.Services.Set(name, svc)
-		if conflicts := svc.ConflictsGivenOwners(func(c service.Claim) service.Name { return r.owners[c] }); conflicts != nil {
+		if conflicts := svc.ConflictsGivenOwners(func(c service.Claim) service.Name {
+			return r.owners[c]
+		}); conflicts != nil {
 			snapshot.Conflicts = snapshot.Conflicts.Set(name, conflicts)
 		}
 		if restrictions := s.restrictions(svc); restrictions != nil {
@@ -172,7 +174,8 @@ func (r *readback) service(name service.Name) *servedService {
 // endpoints on the node.
 func (r *readback) readClusterIPs(family nft.Family, c *nft.Contents) {
 	facts := r.families.Of(family)
-	facts.clusterIPs, facts.onNode, facts.maybeOnNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	facts.clusterIPs, facts.onNode, facts.maybeOnNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{},
+		map[netip.Addr]bool{}
 	for _, e := range sortedElements(c, clusterIPs) {
 		a := addrOf(e.Key)
 		name := service.Name(e.Comment)
@@ -220,7 +223,8 @@ func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
 		return "", ""
 	}
 	beginning := strings.TrimSuffix(f.comment, ellipsis)
-	if owner := r.families.Of(f.Family).clusterIPs[f.Addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
+	if owner := r.families.Of(f.Family).clusterIPs[f.Addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner),
+		beginning) {
 		return owner, ""
 	}
 	first, _ := slices.BinarySearch(r.names, service.Name(beginning))
@@ -247,7 +251,9 @@ func sortedElements(c *nft.Contents, set string) []nft.Element {
 	if s == nil {
 		return nil
 	}
-	return slices.SortedFunc(maps.Values(s.Elements), func(a, b nft.Element) int { return strings.Compare(string(a.Key), string(b.Key)) })
+	return slices.SortedFunc(maps.Values(s.Elements), func(a, b nft.Element) int {
+		return strings.Compare(string(a.Key), string(b.Key))
+	})
 }
 
 // ServiceCIDRs returns the ranges whose addresses a table drops packets to if no Service has them.
@@ -259,7 +265,8 @@ func ServiceCIDRs(c *nft.Contents) []netip.Prefix {
 	for _, r := range c.Chains[postrouting].Rules {
 		r = r.Body()
 		// Earlier versions dropped packets here.
-		if len(r) != 3 || r[1] != notOwn() || r[2] != gotoChain(string(UnallocatedAddress)) && r[2] != jump(checkUnallocated) && r[2] != (nft.Verdict{Code: nft.Drop}) {
+		if len(r) != 3 || r[1] != notOwn() || r[2] != gotoChain(string(UnallocatedAddress)) &&
+			r[2] != jump(checkUnallocated) && r[2] != (nft.Verdict{Code: nft.Drop}) {
 			continue
 		}
 		if to, ok := r[0].(nft.MatchAddr); ok && to.Field == nft.Daddr && !to.Not {

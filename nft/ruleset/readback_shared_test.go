@@ -58,7 +58,8 @@ func TestReadBackSharedClusterIP(t *testing.T) {
 		}
 	}
 	shared := []netip.Addr{netip.MustParseAddr("10.96.0.1")}
-	want := map[service.Name][]netip.Addr{"a/oldest": shared, "a/second": shared, "a/third": {netip.MustParseAddr("0.0.0.1")}}
+	want := map[service.Name][]netip.Addr{"a/oldest": shared, "a/second": shared,
+		"a/third": {netip.MustParseAddr("0.0.0.1")}}
 	if diff := cmp.Diff(want, clusterIPs, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Errorf("cluster IPs (-want +got):\n%s", diff)
 	}

@@ -36,7 +36,8 @@ func TestReadBack(t *testing.T) {
 		if diff := cmp.Diff(reachable(s), reachable(got)); diff != "" {
 			t.Errorf("what the table serves (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(slices.Sorted(maps.Keys(maps.Collect(s.ServiceCIDRs.All()))), slices.Sorted(maps.Keys(maps.Collect(got.ServiceCIDRs.All())))); diff != "" {
+		if diff := cmp.Diff(slices.Sorted(maps.Keys(maps.Collect(s.ServiceCIDRs.All()))),
+			slices.Sorted(maps.Keys(maps.Collect(got.ServiceCIDRs.All())))); diff != "" {
 			t.Errorf("ServiceCIDRs (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff(legible(p), legible(ruleset.Compile(cfg, got))); diff != "" {
@@ -44,7 +45,9 @@ func TestReadBack(t *testing.T) {
 		}
 		count(seen, got)
 	})
-	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges", "source ranges of node ports"} {
+	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local",
+		"external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges",
+		"source ranges of node ports"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
 		}
@@ -93,7 +96,9 @@ func TestReadBackConfig(t *testing.T) {
 			var want, have answer
 			want.addrs, want.all = cfg.NodePortAddresses.On(&node, family)
 			have.addrs, have.all = got.NodePortAddresses.On(&node, family)
-			if diff := cmp.Diff(want, have, cmp.AllowUnexported(answer{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			if diff := cmp.Diff(want, have, cmp.AllowUnexported(answer{}), cmp.Comparer(func(a, b netip.Addr) bool {
+				return a == b
+			})); diff != "" {
 				t.Errorf("%v: node ports, %v (-want +got):\n%s", list, family, diff)
 			}
 			_, wantLoopback := cfg.NodePortAddresses.Loopback(&node, family)
@@ -101,7 +106,8 @@ func TestReadBackConfig(t *testing.T) {
 				t.Errorf("%v: node ports on loopback, %v: %t, want %t", list, family, loopback, wantLoopback)
 			}
 		}
-		for _, text := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.17", "11.0.0.1", "fd00:1::1", "fd00:1::9", "fd00:2::1"} {
+		for _, text := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.17", "11.0.0.1", "fd00:1::1", "fd00:1::9",
+			"fd00:2::1"} {
 			a := netip.MustParseAddr(text)
 			wantPod, wantKnown := cfg.Pod(&node, a)
 			pod, known := got.Pod(&node, a)
@@ -135,9 +141,11 @@ func foreignTables() *nft.Model {
 			c.Sets[name] = &nft.SetContents{Set: &nft.Set{Name: name}}
 		}
 		c.Chains["dispatch"] = &nft.Chain{Name: "dispatch", Rules: []nft.Rule{{nft.Unknown{}}, {}}}
-		key := nft.Value(nft.AppendAddr(nil, []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}[f/nft.IPv6]))
+		key := nft.Value(nft.AppendAddr(nil, []netip.Addr{netip.MustParseAddr("10.96.0.1"),
+			netip.MustParseAddr("fd00:96::1")}[f/nft.IPv6]))
 		c.Sets["cluster-ips"] = &nft.SetContents{
-			Set: &nft.Set{Name: "cluster-ips", Key: nft.Fields{nft.Daddr}}, Elements: map[nft.Value]nft.Element{key: {Key: key, Comment: "what?"}},
+			Set:      &nft.Set{Name: "cluster-ips", Key: nft.Fields{nft.Daddr}},
+			Elements: map[nft.Value]nft.Element{key: {Key: key, Comment: "what?"}},
 		}
 		m.Put(c)
 	}
@@ -152,11 +160,14 @@ func TestReadBackNames(t *testing.T) {
 		name, services string
 		want           []string
 	}{
-		{"port without name", "service a/b created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port - tcp 80", []string{"10.96.0.1:80/tcp a/b:80"}},
-		{"name of digits", "service a/b created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port 443 tcp 80", []string{"10.96.0.1:80/tcp a/b:443"}},
+		{"port without name", "service a/b created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port - tcp 80",
+			[]string{"10.96.0.1:80/tcp a/b:80"}},
+		{"name of digits", "service a/b created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port 443 tcp 80",
+			[]string{"10.96.0.1:80/tcp a/b:443"}},
 		{
 			"port cut, two protocols and a node port",
-			"service " + ns + "/svc created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port " + long("p", 62) + "1 tcp 80 node-port 30000\n port " + long("p", 62) + "2 tcp 81",
+			"service " + ns + "/svc created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port " + long("p", 62) +
+				"1 tcp 80 node-port 30000\n port " + long("p", 62) + "2 tcp 81",
 			[]string{
 				"10.96.0.1:80/tcp " + ns + "/svc:" + long("p", 57) + "...",
 				"10.96.0.1:81/tcp " + ns + "/svc:" + long("p", 57) + "...",
@@ -165,7 +176,8 @@ func TestReadBackNames(t *testing.T) {
 		},
 		{
 			"name cut, told by the cluster IP",
-			"service " + ns + "/" + long("s", 63) + " created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n external-ip 198.51.100.1\n port http tcp 80 node-port 30000",
+			"service " + ns + "/" + long("s", 63) + " created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n external-ip " +
+				"198.51.100.1\n port http tcp 80 node-port 30000",
 			[]string{
 				"10.96.0.1:80/tcp " + ns + "/" + long("s", 63) + ":80",
 				"198.51.100.1:80/tcp " + ns + "/" + long("s", 63) + ":80",
@@ -174,8 +186,10 @@ func TestReadBackNames(t *testing.T) {
 		},
 		{
 			"names cut to the same: cluster IPs tell, others stay apart",
-			"service " + ns + "/" + long("s", 62) + "1 created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n external-ip 198.51.100.1\n port http tcp 80\n" +
-				"service " + ns + "/" + long("s", 62) + "2 created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.2\n external-ip 198.51.100.2\n port http tcp 80",
+			"service " + ns + "/" + long("s", 62) + "1 created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n external-ip " +
+				"198.51.100.1\n port http tcp 80\n" +
+				"service " + ns + "/" + long("s", 62) + "2 created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.2\n external-ip " +
+				"198.51.100.2\n port http tcp 80",
 			[]string{
 				"10.96.0.1:80/tcp " + ns + "/" + long("s", 62) + "1:80",
 				"10.96.0.2:80/tcp " + ns + "/" + long("s", 62) + "2:80",
@@ -319,8 +333,10 @@ func count(seen map[string]int, s service.Snapshot) {
 		seen["restricted"] += len(svc.LoadBalancerIPs)
 		for what, is := range map[string]bool{
 			"internal Local": svc.InternalPolicy == service.Local, "external Local": svc.ExternalPolicy == service.Local,
-			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom, "ranges": svc.Options.PortRanges != "",
-			"source ranges of node ports": svc.Options.SourceRanges != nil && slices.ContainsFunc(svc.Ports, func(p service.Port) bool { return p.NodePort != 0 }),
+			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom,
+			"ranges": svc.Options.PortRanges != "",
+			"source ranges of node ports": svc.Options.SourceRanges != nil && slices.ContainsFunc(svc.Ports,
+				func(p service.Port) bool { return p.NodePort != 0 }),
 		} {
 			if is {
 				seen[what]++

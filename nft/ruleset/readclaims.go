@@ -5,9 +5,9 @@ import (
 	"nftproxy/nft"
 )
 
-// ReadClaims returns the claims that a table serves or refuses, each with the name of its Service as far as the comment has
-// it. read reads one set of the table, nil for one that the table does not have. The cost grows with the claims, not with
-// their endpoints. Ranges of ports are one claim for each address and protocol, whatever the ranges.
+// ReadClaims returns the claims that a table serves or refuses, each with the name of its Service as far as the comment
+// has it. read reads one set of the table, nil for one that the table does not have. The cost grows with the claims,
+// not with their endpoints. Ranges of ports are one claim for each address and protocol, whatever the ranges.
 func ReadClaims(f nft.Family, read func(set string) (*nft.SetContents, error)) (map[service.Claim]service.Name, error) {
 	claims := map[service.Claim]service.Name{}
 	for _, a := range accessWithRanges() {

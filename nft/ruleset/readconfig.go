@@ -11,8 +11,8 @@ import (
 // ReadBackConfig reads from tables the configuration that they were made with, as far
 // as it decides which flows go to services, which addresses are pods' and what is
 // counted. These are ClusterCIDRs (which may be the node's own ranges), PodInterface,
-// NodePortAddresses, Counters, Uncounted, MasqueradeMark, AnswerPing, NoMasquerade and MasqueradeToNode. In a family without a table all addresses serve node ports, and no
-// address is a pod's.
+// NodePortAddresses, Counters, Uncounted, MasqueradeMark, AnswerPing, NoMasquerade and MasqueradeToNode. In a family
+// without a table all addresses serve node ports, and no address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
 	var nodePorts []string
@@ -136,7 +136,9 @@ func nodePortPrefixes(c *nft.Contents, f nft.Family) []netip.Prefix {
 // ServesLoopback reports whether the table serves node ports to clients on 127.0.0.1 or ::1.
 func ServesLoopback(c *nft.Contents) bool {
 	chain := c.Chains[output]
-	return chain != nil && slices.ContainsFunc(chain.Rules, func(r nft.Rule) bool { return PurposeOf(r) == FindOnLoopback })
+	return chain != nil && slices.ContainsFunc(chain.Rules, func(r nft.Rule) bool {
+		return PurposeOf(r) == FindOnLoopback
+	})
 }
 
 // allAddresses is the prefix of all addresses of the family.

@@ -63,7 +63,8 @@ func readFrontends(f nft.Family, c *nft.Contents) []*servedFrontend {
 	for _, a := range accessWithRanges() {
 		r := &frontendReader{
 			access: a, contents: c, family: f,
-			cluster: poolTargets(c, a.endpoints, f, a.keepsPort), local: poolTargets(c, a.localEndpoints, f, a.keepsPort), sources: sources, itself: itself,
+			cluster: poolTargets(c, a.endpoints, f, a.keepsPort), local: poolTargets(c, a.localEndpoints, f, a.keepsPort),
+			sources: sources, itself: itself,
 		}
 		for _, element := range sortedElements(c, a.verdicts) {
 			frontends = append(frontends, r.read(element))
@@ -86,7 +87,8 @@ type frontendReader struct {
 }
 
 func (r *frontendReader) read(element nft.Element) *servedFrontend {
-	f := &servedFrontend{Frontend: Frontend{Family: r.family}, commentCut: isCut(element.Comment), reader: r, key: element.Key}
+	f := &servedFrontend{Frontend: Frontend{Family: r.family}, commentCut: isCut(element.Comment), reader: r,
+		key: element.Key}
 	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
 	key := fieldReader{element.Key, r.family}
 	if r.key[0] == nft.Daddr {
@@ -115,12 +117,14 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	case f.external && outside.Chain != "" && len(r.local[element.Key].targets) == 0:
 		f.failover = service.FailoverCluster
 	}
-	f.dropped = verdict.Code == nft.Drop || verdict.Chain == r.refusalChain(NoLocalEndpoints) // earlier versions dropped here
+	// earlier versions dropped here
+	f.dropped = verdict.Code == nft.Drop || verdict.Chain == r.refusalChain(NoLocalEndpoints)
 	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
 	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)
 	if !f.dropped && !f.refused {
 		cluster, local := r.cluster[element.Key], r.local[element.Key]
-		chains := []string{verdict.Chain, r.element(r.clusterVerdicts, element.Key).Verdict.Chain, r.element(r.localVerdicts, element.Key).Verdict.Chain}
+		chains := []string{verdict.Chain, r.element(r.clusterVerdicts, element.Key).Verdict.Chain,
+			r.element(r.localVerdicts, element.Key).Verdict.Chain}
 		for _, chain := range chains {
 			f.balance, f.timeouts = cmp.Or(f.balance, balanceOf(chain)), cmp.Or(f.timeouts, timeoutsOf(chain))
 		}
@@ -187,8 +191,8 @@ func (l *readList) has(a netip.AddrPort) bool {
 	return found
 }
 
-// forgetEven takes the numbers of slots away if they are those of equal weights in a table of hashes, whose size is no multiple
-// of the number of endpoints: the first ones have a slot more.
+// forgetEven takes the numbers of slots away if they are those of equal weights in a table of hashes, whose size is no
+// multiple of the number of endpoints: the first ones have a slot more.
 func (l *readList) forgetEven() {
 	all := 0
 	for _, n := range l.slots {

@@ -113,7 +113,9 @@ func (s *servedService) service(r *readback) *service.Service {
 		svc.Options.SetTimeouts(f.timeouts)
 	}
 	svc.InternalPolicy = s.internalPolicy(svc)
-	slices.SortStableFunc(s.ports, func(a, b *servedPort) int { return cmp.Compare(rangeOrder(&a.Port), rangeOrder(&b.Port)) })
+	slices.SortStableFunc(s.ports, func(a, b *servedPort) int {
+		return cmp.Compare(rangeOrder(&a.Port), rangeOrder(&b.Port))
+	})
 	for _, p := range s.ports {
 		port := p.Port
 		var endpoints []service.Endpoint
@@ -193,7 +195,8 @@ func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
 		switch {
 		case balanced(f) && !otherwise[f.Addr] && !slices.Contains(svc.LoadBalancerIPs, f.Addr):
 			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.Addr)
-		case f.restrictedByItself() && !f.IsNodePort() && !balanced(f) && slices.Contains(svc.ClusterIPs, f.Addr) && !slices.Contains(svc.ExternalIPs, f.Addr):
+		case f.restrictedByItself() && !f.IsNodePort() && !balanced(f) && slices.Contains(svc.ClusterIPs, f.Addr) &&
+			!slices.Contains(svc.ExternalIPs, f.Addr):
 			svc.ExternalIPs = append(svc.ExternalIPs, f.Addr)
 		}
 	}
@@ -206,14 +209,17 @@ func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
 		sources = append(sources, list.Ranges()...)
 	}
 	svc.Sources = service.NewSources(sources)
-	svc.ExternalIPs = slices.DeleteFunc(svc.ExternalIPs, func(a netip.Addr) bool { return slices.Contains(svc.LoadBalancerIPs, a) })
+	svc.ExternalIPs = slices.DeleteFunc(svc.ExternalIPs, func(a netip.Addr) bool {
+		return slices.Contains(svc.LoadBalancerIPs, a)
+	})
 }
 
-// directSources returns the Service's own ranges for node ports and external IPs of each family, nil where they are open to
-// all. Node ports tell them. So does an address that may not reach itself where a load balancer's could. Without these, and with
-// two lists and no address that is open, it is the list which has all of the other: load balancers' addresses have what is in
-// both. One list alone may as well be the load balancers'.
-func (s *servedService) directSources(svc *service.Service, node *service.Node) (direct ip.PerFamily[*service.Sources]) {
+// directSources returns the Service's own ranges for node ports and external IPs of each family, nil where they are
+// open to all. Node ports tell them. So does an address that may not reach itself where a load balancer's could.
+// Without these, and with two lists and no address that is open, it is the list which has all of the other: load
+// balancers' addresses have what is in both. One list alone may as well be the load balancers'.
+func (s *servedService) directSources(svc *service.Service,
+	node *service.Node) (direct ip.PerFamily[*service.Sources]) {
 	var open, told ip.PerFamily[bool]
 	for f := range s.frontends() {
 		isTold, isOpen, list := told.Of(f.Family), open.Of(f.Family), direct.Of(f.Family)
@@ -384,8 +390,8 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.F
 	return list
 }
 
-// weightsOf returns weights by which both lists get the slots that they have; none if each endpoint has one slot. Slots say the
-// proportions of weights in a list, and no more. An endpoint of both lists says the proportion between them.
+// weightsOf returns weights by which both lists get the slots that they have; none if each endpoint has one slot. Slots
+// say the proportions of weights in a list, and no more. An endpoint of both lists says the proportion between them.
 func weightsOf(cluster, local readList) map[netip.AddrPort]service.Weight {
 	if cluster.slots == nil && local.slots == nil {
 		return nil

@@ -43,8 +43,8 @@ func Causes() []Cause {
 // causesOfServices are those that have a chain and a set of each access.
 func causesOfServices() []Cause { return []Cause{NoEndpoints, NoLocalEndpoints, OutsideSourceRanges} }
 
-// access has the ways to reach Services that a cause of causesOfServices may concern. A Service with source ranges has no
-// ranges of ports.
+// access has the ways to reach Services that a cause of causesOfServices may concern. A Service with source ranges has
+// no ranges of ports.
 func (c Cause) access() []*access {
 	if c == OutsideSourceRanges {
 		all := allAccess()
@@ -69,8 +69,8 @@ func (c Cause) Chains() []string {
 	return chains
 }
 
-// Counting lists the causes whose elements may have counted if the cause's chains have. The chain of NoEndpoints also refuses
-// pods of other nodes (RefuseOtherPods): these packets are NoLocalEndpoints of their Service.
+// Counting lists the causes whose elements may have counted if the cause's chains have. The chain of NoEndpoints also
+// refuses pods of other nodes (RefuseOtherPods): these packets are NoLocalEndpoints of their Service.
 func (c Cause) Counting() []Cause {
 	if c == NoEndpoints {
 		return []Cause{NoEndpoints, NoLocalEndpoints}
@@ -117,7 +117,8 @@ func Promised(part *nft.Part) func(*nft.Element) bool {
 			internal = append(internal, string(e.Key))
 		}
 	}
-	address, nodePort, ranged := byAddress().refusalSet(NoLocalEndpoints), byNodePort().refusalSet(NoLocalEndpoints), byRange().refusalSet(NoLocalEndpoints)
+	address, nodePort, ranged := byAddress().refusalSet(NoLocalEndpoints), byNodePort().refusalSet(NoLocalEndpoints),
+		byRange().refusalSet(NoLocalEndpoints)
 	return func(e *nft.Element) bool {
 		return e.Set == nodePort || (e.Set == address || e.Set == ranged) &&
 			!slices.ContainsFunc(internal, func(ip string) bool { return strings.HasPrefix(string(e.Key), ip) })
@@ -188,8 +189,8 @@ func (a *access) refusalChains() []*nft.Chain {
 	}
 }
 
-// rejectCounted counts packets and refuses them. A reset reaches the client at once; after ICMP many give up only when they
-// have sent their SYN again, a second later.
+// rejectCounted counts packets and refuses them. A reset reaches the client at once; after ICMP many give up only when
+// they have sent their SYN again, a second later.
 func rejectCounted() []nft.Rule {
 	return []nft.Rule{
 		RefuseTCP.rule(nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}),
@@ -199,7 +200,8 @@ func rejectCounted() []nft.Rule {
 
 // outsideChain drops the packets of sources that are not in the ranges.
 func (a *access) outsideChain() *nft.Chain {
-	return &nft.Chain{Name: a.refusalChain(OutsideSourceRanges), Rules: []nft.Rule{a.refusalRule(OutsideSourceRanges), dropCounted()}}
+	return &nft.Chain{Name: a.refusalChain(OutsideSourceRanges), Rules: []nft.Rule{a.refusalRule(OutsideSourceRanges),
+		dropCounted()}}
 }
 
 // refusalRule has the Service's element count.
@@ -240,7 +242,8 @@ func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix], s spared) 
 	var rules []nft.Rule
 	for _, cidr := range ranges.All() {
 		if f.Has(cidr.Addr()) {
-			rules = append(rules, DropUnallocated.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), s.verdict(checkUnallocated)))
+			rules = append(rules, DropUnallocated.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(),
+				s.verdict(checkUnallocated)))
 		}
 	}
 	return rules

@@ -104,8 +104,10 @@ func TestRefusalsAreCounted(t *testing.T) {
 	lo, err := s.ns.Handle().LinkByName("lo")
 	must(t, err)
 	clusterIPs := &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}
-	must(t, s.ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: clusterIPs, Scope: unix.RT_SCOPE_LINK}))
-	must(t, s.ns.Handle().AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: nodeAddress.AsSlice(), Mask: net.CIDRMask(32, 32)}}))
+	must(t, s.ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: clusterIPs,
+		Scope: unix.RT_SCOPE_LINK}))
+	must(t, s.ns.Handle().AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: nodeAddress.AsSlice(),
+		Mask: net.CIDRMask(32, 32)}}))
 	p := refusingProgram()
 	must(t, s.c.Apply(load(p)))
 	send := func(n int, to netip.Addr, port uint16, end error) {
@@ -122,13 +124,15 @@ func TestRefusalsAreCounted(t *testing.T) {
 	send(6, netip.MustParseAddr("10.96.0.1"), unknown, dropped)
 	send(7, unallocatedAddress, firstPort, dropped)
 	s.time(t, 8, inNone(10), netip.AddrPortFrom(restrictedAddress, firstPort), dropped)
-	for to, n := range map[netip.AddrPort]int{netip.AddrPortFrom(nodeAddress, directNodePort): 9, netip.AddrPortFrom(directAddress, firstPort): 10} {
+	for to, n := range map[netip.AddrPort]int{netip.AddrPortFrom(nodeAddress, directNodePort): 9,
+		netip.AddrPortFrom(directAddress, firstPort): 10} {
 		s.time(t, 1, inRanges(10), to, translated)
 		s.time(t, n, inNone(10), to, dropped)
 	}
 
 	want := refused{
-		map[ruleset.Cause]uint64{ruleset.NoEndpoints: 3, ruleset.UnknownPort: 6, ruleset.NoLocalEndpoints: 9, ruleset.OutsideSourceRanges: 27, ruleset.UnallocatedAddress: 7},
+		map[ruleset.Cause]uint64{ruleset.NoEndpoints: 3, ruleset.UnknownPort: 6, ruleset.NoLocalEndpoints: 9,
+			ruleset.OutsideSourceRanges: 27, ruleset.UnallocatedAddress: 7},
 		map[string]uint64{
 			"ns/empty no-endpoints": 3, "ns/internal no-local-endpoints": 4,
 			"ns/external no-local-endpoints": 5, "ns/restricted outside-source-ranges": 8, "ns/direct outside-source-ranges": 19,

@@ -55,7 +55,8 @@ func BenchmarkRefused(b *testing.B) {
 				s := newSender(b)
 				lo, err := s.ns.Handle().LinkByName("lo")
 				must(b, err)
-				must(b, s.ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}, Scope: unix.RT_SCOPE_LINK}))
+				must(b, s.ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index,
+					Dst: &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}, Scope: unix.RT_SCOPE_LINK}))
 				if err := cmd.Load(s.ns, logging(kind.program, kind.log)); err != nil {
 					if kind.log != "" {
 						b.Skipf("the kernel does not log: %v", err)
@@ -119,7 +120,8 @@ func readLog(b *testing.B, netns int) (spent func() (time.Duration, int)) {
 	body := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}
 	body = binary.BigEndian.AppendUint16(body, logGroup)
 	for _, attr := range []mdlayher.Attribute{
-		{Type: command, Data: []byte{bind}}, {Type: mode, Data: append(binary.BigEndian.AppendUint32(nil, wholeNetlink), copyPacket, 0)},
+		{Type: command, Data: []byte{bind}}, {Type: mode, Data: append(binary.BigEndian.AppendUint32(nil, wholeNetlink),
+			copyPacket, 0)},
 	} {
 		attrs, err := mdlayher.MarshalAttributes([]mdlayher.Attribute{attr})
 		must(b, err)

@@ -108,8 +108,8 @@ func TestUpgradeOfRefusals(t *testing.T) {
 	}
 }
 
-// upgrade carries out the batch, and what the state asks for later, while packets are sent. It returns the tables, which
-// have to be the program's.
+// upgrade carries out the batch, and what the state asks for later, while packets are sent. It returns the tables,
+// which have to be the program's.
 func (s *sender) upgrade(t *testing.T, p *nft.Program, b nft.Batch, state nft.State, round func() error) *nft.Model {
 	t.Helper()
 	end := s.sendMeanwhile(t, round)

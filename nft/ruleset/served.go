@@ -133,7 +133,9 @@ func (p *servedPort) served(svc *service.Service, i int) ServedPort {
 	for _, f := range p.frontends {
 		served.Frontends = append(served.Frontends, f.exported(svc))
 		for _, m := range f.clientMaps() {
-			if !slices.ContainsFunc(served.Clients, func(o ClientMap) bool { return o.Table == m.Table && o.Set.Name == m.Set.Name }) {
+			if !slices.ContainsFunc(served.Clients, func(o ClientMap) bool {
+				return o.Table == m.Table && o.Set.Name == m.Set.Name
+			}) {
 				served.Clients = append(served.Clients, m)
 			}
 		}
@@ -158,7 +160,8 @@ func (f *Frontend) kind() int {
 
 func (f *servedFrontend) exported(svc *service.Service) Frontend {
 	e := f.Frontend
-	e.ClusterIP, e.Fate, e.Split, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), Translated, f.external, f.chains()
+	e.ClusterIP, e.Fate, e.Split, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), Translated,
+		f.external, f.chains()
 	switch {
 	case f.dropped:
 		e.Fate = Dropped
@@ -198,7 +201,8 @@ func (f *servedFrontend) clientMaps() []ClientMap {
 // packet comes to them, each once.
 func (f *servedFrontend) chains() []string {
 	var chains []string
-	for _, set := range []string{portRanges, f.reader.verdicts, f.reader.restricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
+	for _, set := range []string{portRanges, f.reader.verdicts, f.reader.restricted, f.reader.localVerdicts,
+		f.reader.clusterVerdicts, f.reader.learners} {
 		if set == f.reader.restricted && !f.restricted || set == portRanges && f.Ranges == "" {
 			continue
 		}

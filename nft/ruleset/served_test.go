@@ -48,8 +48,10 @@ func TestServedAgainstInterpreter(t *testing.T) {
 		}
 	})
 	for _, what := range []string{
-		"served", "refused", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in", "node port", "from the node",
-		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash", "ranges",
+		"served", "refused", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in",
+		"node port", "from the node",
+		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash",
+		"ranges",
 	} {
 		if seen[what] == 0 && !testing.Short() {
 			t.Errorf("no frontend was %q: %v", what, seen)
@@ -74,7 +76,9 @@ func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
 		if all {
 			addrs = f.node.HostAddresses
 		}
-		at := slices.IndexFunc(addrs, func(a netip.Addr) bool { return family.Has(a) && !a.IsLoopback() && isHost(f.node, a) })
+		at := slices.IndexFunc(addrs, func(a netip.Addr) bool {
+			return family.Has(a) && !a.IsLoopback() && isHost(f.node, a)
+		})
 		if at < 0 {
 			return
 		}
@@ -91,18 +95,21 @@ func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
 		seen["ranges"]++
 	}
 	outside := netip.MustParseAddr(map[ip.Family]string{ip.V4: "203.0.113.200", ip.V6: "2001:db8:200::1"}[family])
-	f.check(t, nft.Packet{Src: netip.AddrPortFrom(outside, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
+	f.check(t, nft.Packet{Src: netip.AddrPortFrom(outside, 40000), Dst: netip.AddrPortFrom(dst, f.Port),
+		Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
 	if f.Sources != nil {
 		ranges, _ := f.Sources.Of(family)
 		for _, r := range ranges {
 			if src := nft.LastAddr(r); f.isOutside(src) {
-				f.check(t, nft.Packet{Src: netip.AddrPortFrom(src, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
+				f.check(t, nft.Packet{Src: netip.AddrPortFrom(src, 40000), Dst: netip.AddrPortFrom(dst, f.Port),
+					Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
 			}
 		}
 	}
 	for _, own := range f.node.HostAddresses {
 		if family.Has(own) && own != dst {
-			f.check(t, nft.Packet{Src: netip.AddrPortFrom(own, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), FromNode: true}, seen)
+			f.check(t, nft.Packet{Src: netip.AddrPortFrom(own, 40000), Dst: netip.AddrPortFrom(dst, f.Port),
+				Protocol: uint8(f.Protocol), FromNode: true}, seen)
 		}
 	}
 	seen[string(f.Fate)]++
@@ -177,7 +184,8 @@ func (f *checkedFrontend) check(t *testing.T, p nft.Packet, seen map[string]int)
 		}
 	}
 	want := f.want(p, seen)
-	if hashed := strings.Contains(strings.Join(f.Chains, " "), "-by-"); hashed && len(want) > 1 && len(got) == 1 && slices.Contains(want, got[0]) {
+	if hashed := strings.Contains(strings.Join(f.Chains, " "), "-by-"); hashed && len(want) > 1 && len(got) == 1 &&
+		slices.Contains(want, got[0]) {
 		seen["drawn by a hash"]++
 		return
 	}
@@ -208,7 +216,8 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 		return []string{"dropped"}
 	case f.Fate == ruleset.Passed, f.Fate == ruleset.PassedOutside && !p.FromNode:
 		// What goes on untranslated to an address of Services leaves the node no more.
-		if c, to := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table}), p.Dst.Addr(); (ruleset.InServiceCIDR(c, to) || ruleset.ClusterIPOwner(c, to) != "") && !isReachable(c, to) {
+		if c, to := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table}), p.Dst.Addr(); (ruleset.InServiceCIDR(c,
+			to) || ruleset.ClusterIPOwner(c, to) != "") && !isReachable(c, to) {
 			return []string{"dropped"}
 		}
 		return []string{"untouched"}
@@ -250,18 +259,19 @@ func TestKindOfChain(t *testing.T) {
 	for name, want := range map[string]ruleset.ChainKind{
 		"endpoints-3": ruleset.EndpointsChain, "endpoints-3-masquerade": ruleset.EndpointsChain,
 		"node-port-local-endpoints-1": ruleset.EndpointsChain, "local-endpoints-2": ruleset.EndpointsChain,
-		"endpoints-251-by-client-masquerade": ruleset.EndpointsChain, "node-port-local-endpoints-251-by-flow-local-affinity-ns/a/tcp/80": ruleset.AffinityChain,
-		"endpoints-3-affinity-ns/endpoints-1/tcp/80":              ruleset.AffinityChain,
-		"node-port-endpoints-2-local-affinity-ns/learn-it/tcp/80": ruleset.AffinityChain,
-		"learn-10800-ns/affinity/tcp/80":                          ruleset.LearnChain,
-		"node-port-learn-10800-ns/web/tcp/80-both":                ruleset.LearnChain,
-		"source-ranges-none":                                      ruleset.SourceRangesChain,
-		"services-restricted":                                     ruleset.SourceRangesChain,
-		"port-ranges-80-90_443":                                   ruleset.RangesChain,
-		"range-local-endpoints-2":                                 ruleset.EndpointsChain,
-		"range-external-local":                                    ruleset.ExternalLocalChain,
-		"learn":                                                   ruleset.ForeignChain,
-		"KUBE-SERVICES":                                           ruleset.ForeignChain,
+		"endpoints-251-by-client-masquerade":                               ruleset.EndpointsChain,
+		"node-port-local-endpoints-251-by-flow-local-affinity-ns/a/tcp/80": ruleset.AffinityChain,
+		"endpoints-3-affinity-ns/endpoints-1/tcp/80":                       ruleset.AffinityChain,
+		"node-port-endpoints-2-local-affinity-ns/learn-it/tcp/80":          ruleset.AffinityChain,
+		"learn-10800-ns/affinity/tcp/80":                                   ruleset.LearnChain,
+		"node-port-learn-10800-ns/web/tcp/80-both":                         ruleset.LearnChain,
+		"source-ranges-none":                                               ruleset.SourceRangesChain,
+		"services-restricted":                                              ruleset.SourceRangesChain,
+		"port-ranges-80-90_443":                                            ruleset.RangesChain,
+		"range-local-endpoints-2":                                          ruleset.EndpointsChain,
+		"range-external-local":                                             ruleset.ExternalLocalChain,
+		"learn":                                                            ruleset.ForeignChain,
+		"KUBE-SERVICES":                                                    ruleset.ForeignChain,
 	} {
 		if got := ruleset.KindOfChain(&nft.Chain{Name: name}); got != want {
 			t.Errorf("%s is of the kind %s, want %s", name, got, want)

@@ -82,7 +82,8 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		if !c.family.Has(a) || c.conflicts.Has(claim) {
 			continue
 		}
-		f := frontend{access: access, verdicts: access.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
+		f := frontend{access: access, verdicts: access.verdicts, at: claimValue(claim),
+			comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
 		if c.ranged {
 			c.serveRanges(f, p)
 		} else {
@@ -96,7 +97,8 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		}
 	}
 	if claim := service.NodePortClaim(c.family, p); p.NodePort != 0 && !c.conflicts.Has(claim) {
-		f := frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
+		f := frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p)),
+			failover: c.svc.FailoverAt(claim)}
 		c.serveExternal(c.behindFirewall(f, claim), l)
 	}
 }
@@ -176,7 +178,8 @@ func (c *serviceCompiler) addVerdict(f frontend, vmap string, v nft.Verdict) {
 
 // addTargets leads the frontend to the shared chain for the targets, and to refusal
 // without targets. It returns the list if its clients are to be remembered, else none.
-func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList, m masquerading, list clientList) clientList {
+func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList, m masquerading,
+	list clientList) clientList {
 	if targets.Len() == 0 {
 		c.refuseAll(f, vmap, NoEndpoints)
 		return 0
@@ -195,8 +198,10 @@ func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList
 
 // leadTo leads the frontend to the shared chain for the targets. list is the list
 // whose clients are remembered, 0 for none.
-func (c *serviceCompiler) leadTo(f frontend, vmap string, targets targetList, m masquerading, list clientList) sharedChain {
-	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m, timeouts: c.svc.Options.TimeoutsOf(c.protocol)}
+func (c *serviceCompiler) leadTo(f frontend, vmap string, targets targetList, m masquerading,
+	list clientList) sharedChain {
+	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m,
+		timeouts: c.svc.Options.TimeoutsOf(c.protocol)}
 	if targets.row != nil && targets.row.Fixed {
 		shared.balance = c.svc.Options.Balance
 	}

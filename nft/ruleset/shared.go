@@ -110,11 +110,13 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	if next, ok := s.next(); ok {
 		return &nft.Chain{Name: s.name(), Rules: append(rules,
 			// The protocol is known; but nft reads no translation of ports without it.
-			FindClient.rule(nft.MatchProto{Protocol: uint8(s.clients.protocol)}, nft.DNAT{Key: client(), Map: s.lists.mapName(s.clients)}),
+			FindClient.rule(nft.MatchProto{Protocol: uint8(s.clients.protocol)},
+				nft.DNAT{Key: client(), Map: s.lists.mapName(s.clients)}),
 			NewClient.rule(nft.Verdict{Code: nft.Goto, Chain: next.name()}),
 		)}
 	}
-	dnat := nft.DNAT{Key: s.access.key, KeepPort: s.access.keepsPort, Mod: uint32(s.slots), Hash: hashed(s.balance), Map: s.pool()}
+	dnat := nft.DNAT{Key: s.access.key, KeepPort: s.access.keepsPort, Mod: uint32(s.slots), Hash: hashed(s.balance),
+		Map: s.pool()}
 	rules = append(rules, Choose.rule(dnat))
 	if s.slots > 1 {
 		dnat.Mod, dnat.Hash = 1, nil

@@ -69,7 +69,8 @@ func (l sourceList) chain() *nft.Chain {
 	if l.access.restricted == servicesRestricted {
 		rules = append(rules, AdmitLoadBalancer.rule(nft.InSet{Key: sourceKey(), Set: loadBalancerSources}, restricted))
 	}
-	return &nft.Chain{Name: l.chainName(), Rules: append(rules, DropSource.rule(gotoChain(l.access.refusalChain(OutsideSourceRanges))))}
+	return &nft.Chain{Name: l.chainName(), Rules: append(rules,
+		DropSource.rule(gotoChain(l.access.refusalChain(OutsideSourceRanges))))}
 }
 
 // part holds the ranges, which belong to no single service. Its name has no slash, like
@@ -130,8 +131,8 @@ func (c *serviceCompiler) behindFirewall(f frontend, claim service.Claim) fronte
 	return c.restrict(f, wall, comment(string(by)))
 }
 
-// list is a list of source ranges or port ranges: a set with chains that elements of Services lead to. Equal lists share the
-// set.
+// list is a list of source ranges or port ranges: a set with chains that elements of Services lead to. Equal lists
+// share the set.
 type list interface {
 	id() string // of the set and the part
 	set() *nft.Set
@@ -197,8 +198,8 @@ func (t *tableCompiler) countList(uses listUses, chain string, by int) bool {
 	return true
 }
 
-// countNodePortList counts the list if it is in front of node ports. With the first one come the chains and sets of all, and
-// with the last one they go.
+// countNodePortList counts the list if it is in front of node ports. With the first one come the chains and sets of
+// all, and with the last one they go.
 func (t *tableCompiler) countNodePortList(l list, by int) {
 	a := t.nodePort
 	if s, ok := l.(sourceList); !ok || s.access != a {

@@ -28,7 +28,8 @@ const (
 
 // checks has the chains with their causes.
 func checks() map[string]Cause {
-	return map[string]Cause{checkUnallocated: UnallocatedAddress, checkUntranslated: UnallocatedAddress, checkUnknownPort: UnknownPort}
+	return map[string]Cause{checkUnallocated: UnallocatedAddress, checkUntranslated: UnallocatedAddress,
+		checkUnknownPort: UnknownPort}
 }
 
 // spared says which packets are to be spared.
@@ -64,7 +65,8 @@ func (s spared) chain(check string, ranges []netip.Prefix) *nft.Chain {
 	s = s.at(check)
 	if check == checkUntranslated {
 		for _, cidr := range ranges {
-			rules = append(rules, SpareDecided.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, nft.Verdict{Code: nft.Return}))
+			rules = append(rules, SpareDecided.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr},
+				nft.Verdict{Code: nft.Return}))
 		}
 		s.translated = false
 	}

@@ -14,8 +14,8 @@ type timeoutUses struct {
 	users   map[string]int
 }
 
-// count counts a chain that gives time-outs, or with -1 one that does not any more. The program wants an object while a chain gives
-// it; the kernel keeps it (nft.Timeout).
+// count counts a chain that gives time-outs, or with -1 one that does not any more. The program wants an object while a
+// chain gives it; the kernel keeps it (nft.Timeout).
 func (u *timeoutUses) count(t service.Timeouts, by int) {
 	if t == (service.Timeouts{}) {
 		return
@@ -24,7 +24,8 @@ func (u *timeoutUses) count(t service.Timeouts, by int) {
 	u.users[name] += by
 	switch {
 	case before == 0:
-		u.objects = u.objects.Set(name, nft.Timeout{Name: name, Protocol: uint8(t.Protocol), Unreplied: t.Unreplied, Replied: t.Replied, Established: t.Established})
+		u.objects = u.objects.Set(name, nft.Timeout{Name: name, Protocol: uint8(t.Protocol), Unreplied: t.Unreplied,
+			Replied: t.Replied, Established: t.Established})
 	case u.users[name] == 0:
 		delete(u.users, name)
 		u.objects = u.objects.Delete(name)

@@ -37,7 +37,8 @@ func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
 	}
 	c.builder.SetServiceCIDRs(ranges)
 	for _, s := range services {
-		if s.ExternalPolicy == service.Local && s.Options.ExternalFailover == service.FailoverDrop && slices.ContainsFunc(s.ExternalIPs, c.isClusterIP) {
+		if s.ExternalPolicy == service.Local && s.Options.ExternalFailover == service.FailoverDrop &&
+			slices.ContainsFunc(s.ExternalIPs, c.isClusterIP) {
 			s.Options.ExternalFailover = service.FailoverPass // rare otherwise at such an address
 		}
 		c.builder.Set(s)
@@ -126,9 +127,11 @@ func (c *trial) connect(t *testing.T) {
 // wantTimeout fails unless the element that the packet added has the service's time-out.
 func wantTimeout(t *testing.T, r nft.Result, timeout time.Duration) {
 	t.Helper()
-	text := map[time.Duration]string{5 * time.Second: " timeout 5s ", time.Minute: " timeout 1m ", 3 * time.Hour: " timeout 3h "}[timeout]
+	text := map[time.Duration]string{5 * time.Second: " timeout 5s ", time.Minute: " timeout 1m ",
+		3 * time.Hour: " timeout 3h "}[timeout]
 	for _, step := range r.Path {
-		if strings.Contains(step, "learn-") && strings.Contains(step, "update @") && (text == "" || !strings.Contains(step, text)) {
+		if strings.Contains(step, "learn-") && strings.Contains(step, "update @") &&
+			(text == "" || !strings.Contains(step, text)) {
 			t.Fatalf("%s, for a service with time-out %s", step, timeout)
 		}
 	}
@@ -170,29 +173,46 @@ func enough() map[string]int {
 	return map[string]int{
 		"fate untouched": 10_000, "fate dnat": 20_000, "fate reset": 3000, "fate unreachable": 3000, "fate dropped": 5000,
 		"cluster IP: other port": 500, "cluster IP: other port, bound here": 500, "unallocated cluster IP": 500,
-		"endpoint is an address of services": 500, "endpoint is an unlisted cluster IP": 300, "service address in a network of the node": 500, "service address is an API server's": 30,
-		"conflict: cluster IP before an older external address": 500, "conflict: load balancer's address before an external one": 100, "conflict: external address on another's cluster IP": 500,
-		"masquerading: spared": 1000, "masquerading: to the Node's address": 1000,
+		"endpoint is an address of services": 500, "endpoint is an unlisted cluster IP": 300,
+		"service address in a network of the node": 500, "service address is an API server's": 30,
+		"conflict: cluster IP before an older external address":    500,
+		"conflict: load balancer's address before an external one": 100,
+		"conflict: external address on another's cluster IP":       500,
+		"masquerading: spared":                                     1000, "masquerading: to the Node's address": 1000,
 		"ping: cluster IP": 200, "ping: external address": 200, "ping: the node has no address": 50,
 		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
 		"internal Local: none here":                                        1000,
-		"external Local: pod at an address, of this node for certain true": 100, "external Local: pod at an address, of this node for certain false": 100,
-		"external Local: pod at a node port": 20, "external Local: the node": 500, "external Local: outsider": 500, "external Local: none here": 500, "external Local: pod of another node, none here": 5, "external Local: a pod of any node at an address that pods share": 1, "external Local: pod of a node that is not known, none here": 5,
-		"failover: passed": 50, "failover: passed, no endpoint at all": 20, "failover: any endpoint": 50, "failover: passed to an address of services": 20, "node port: loopback": 20,
-		"pods: by the node's ranges": 3000, "hairpin": 300, "hairpin: endpoint without nodeName": 100, "hairpin: endpoint with another nodeName": 30,
-		"topology: by node": 5000, "topology: by zone": 5000, "terminating endpoints": 5000,
-		"sources: let in": 500, "sources: kept out": 2000, "sources: the address itself": 30, "sources: address has another use": 100,
-		"sources: those of another service":                      500,
-		"sources of the annotation: node port true, let in true": 20, "sources of the annotation: node port true, let in false": 20,
-		"sources of the annotation: node port false, let in true": 20, "sources of the annotation: node port false, let in false": 20,
-		"affinity: remembered": 3000, "affinity: kept over a change": 3000, "affinity: forgotten": 500,
+		"external Local: pod at an address, of this node for certain true": 100, "external Local: pod at an address, of " +
+			"this node for certain false": 100,
+		"external Local: pod at a node port": 20, "external Local: the node": 500, "external Local: outsider": 500,
+		"external Local: none here": 500, "external Local: pod of another node, none here": 5, "external Local: a pod of " +
+			"any node at an address that pods share": 1, "external Local: pod of a node that is not known, none here": 5,
+		"failover: passed": 50, "failover: passed, no endpoint at all": 20, "failover: any endpoint": 50,
+		"failover: passed to an address of services": 20, "node port: loopback": 20,
+		"pods: by the node's ranges": 3000, "hairpin": 300, "hairpin: endpoint without nodeName": 100,
+		"hairpin: endpoint with another nodeName": 30,
+		"topology: by node":                       5000, "topology: by zone": 5000, "terminating endpoints": 5000,
+		"sources: let in": 500, "sources: kept out": 2000, "sources: the address itself": 30,
+		"sources: address has another use":                         100,
+		"sources: those of another service":                        500,
+		"sources of the annotation: node port true, let in true":   20,
+		"sources of the annotation: node port true, let in false":  20,
+		"sources of the annotation: node port false, let in true":  20,
+		"sources of the annotation: node port false, let in false": 20,
+		"affinity: remembered":                                     3000, "affinity: kept over a change": 3000,
+		"affinity: forgotten":            500,
 		"affinity: remembered a hairpin": 200, "affinity: remembered on the node itself": 150,
 		"affinity: came back, list all": 2000, "affinity: came back, list own": 50,
 		"affinity: came back to a node port": 150, "affinity: came back through sources": 30,
-		"time-outs: protocol 6, node port false, affinity false": 100, "time-outs: protocol 17, node port false, affinity false": 100, "time-outs: protocol 6, node port true, affinity false": 3,
-		"time-outs: protocol 17, node port true, affinity false": 3, "time-outs: protocol 6, node port false, affinity true": 10, "time-outs: protocol 17, node port false, affinity true": 10,
-		"ranges: found": 500, "ranges: own port first": 50, "ranges: another's port first": 30, "ranges: before another's port": 30,
-		"ranges: external address": 30, "ranges: external address on another's cluster IP": 10,
+		"time-outs: protocol 6, node port false, affinity false":  100,
+		"time-outs: protocol 17, node port false, affinity false": 100,
+		"time-outs: protocol 6, node port true, affinity false":   3,
+		"time-outs: protocol 17, node port true, affinity false":  3,
+		"time-outs: protocol 6, node port false, affinity true":   10,
+		"time-outs: protocol 17, node port false, affinity true":  10,
+		"ranges: found": 500, "ranges: own port first": 50, "ranges: another's port first": 30,
+		"ranges: before another's port": 30,
+		"ranges: external address":      30, "ranges: external address on another's cluster IP": 10,
 	}
 }
 

@@ -17,7 +17,8 @@ import (
 func sharedAffinity(t *nft.Table) *nft.Table {
 	client := nft.Fields{nft.Saddr, nft.Daddr, nft.L4Proto, nft.Dport}
 	old := t.Clone()
-	old.Sets = old.Sets.Set("affinity", &nft.Set{Name: "affinity", Key: client, Data: nft.Fields{nft.Daddr, nft.Dport}, Dynamic: true, Size: 262_144})
+	old.Sets = old.Sets.Set("affinity", &nft.Set{Name: "affinity", Key: client, Data: nft.Fields{nft.Daddr, nft.Dport},
+		Dynamic: true, Size: 262_144})
 	for name, s := range t.Sets.All() {
 		if s.Dynamic {
 			old.Sets = old.Sets.Delete(name)
@@ -44,7 +45,8 @@ func sharedAffinity(t *nft.Table) *nft.Table {
 			update.Map, update.Key = "affinity", nft.Fields{nft.OrigSaddr, nft.OrigDaddr, nft.L4Proto, nft.OrigDport}
 			next.Rules = []nft.Rule{{chain.Rules[0][0], update}}
 		} else {
-			next.Rules = append([]nft.Rule{{nft.DNAT{Key: client, Map: "affinity"}}}, old.Chains.At(strings.TrimSuffix(kind, "-affinity")).Rules...)
+			next.Rules = append([]nft.Rule{{nft.DNAT{Key: client, Map: "affinity"}}},
+				old.Chains.At(strings.TrimSuffix(kind, "-affinity")).Rules...)
 		}
 		old.Chains = old.Chains.Delete(name).Set(kind, next)
 	}
@@ -70,10 +72,12 @@ func TestAdoptSharedAffinity(t *testing.T) {
 		list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
 	}
 	p := service.Port{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}
-	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.41")}, AffinityTimeout: time.Hour, Ports: []service.Port{p}})
+	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.41")},
+		AffinityTimeout: time.Hour, Ports: []service.Port{p}})
 	want := ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot())
 	m := (&nft.Program{IPv4: sharedAffinity(want.IPv4), IPv6: want.IPv6}).Model()
-	if back := ruleset.ReadBack(m, "t", b.Snapshot().Node).Services.At("default/web"); back == nil || back.AffinityTimeout != time.Hour {
+	if back := ruleset.ReadBack(m, "t", b.Snapshot().Node).Services.At("default/web"); back == nil ||
+		back.AffinityTimeout != time.Hour {
 		t.Fatalf("read back: %+v", back)
 	}
 	host := nft.Host{Local: func(netip.Addr) bool { return false }, Random: func(uint32) uint32 { return 1 }}

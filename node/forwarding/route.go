@@ -32,8 +32,8 @@ type Route struct {
 // Refusal is why the kernel does not pass a packet on.
 type Refusal string
 
-// The refusals. The kernel gives Unreachable also for a packet of IPv4 that comes in where it does not forward, and Dropped for
-// one whose source cannot come in there: by the reverse path filter, or as of the node's own.
+// The refusals. The kernel gives Unreachable also for a packet of IPv4 that comes in where it does not forward, and
+// Dropped for one whose source cannot come in there: by the reverse path filter, or as of the node's own.
 const (
 	None        Refusal = ""
 	NoRoute     Refusal = "no route"
@@ -43,13 +43,14 @@ const (
 	NoHost      Refusal = "a route that leads to no host"
 )
 
-// Lookup asks the kernel for the way of a packet (RTM_GETROUTE). ok is false where it cannot tell, such as of an interface that is
-// not there. It does not ask whether the node forwards packets of IPv6.
+// Lookup asks the kernel for the way of a packet (RTM_GETROUTE). ok is false where it cannot tell, such as of an
+// interface that is not there. It does not ask whether the node forwards packets of IPv6.
 func Lookup(p Packet) (r Route, ok bool, err error) {
 	o := &netlink.RouteGetOptions{Iif: p.In, SrcAddr: p.Src.AsSlice(), Mark: p.Mark}
 	found, err := netlink.RouteGetWithOptions(p.Dst.AsSlice(), o)
 	for errno, refusal := range map[unix.Errno]Refusal{
-		unix.ENETUNREACH: NoRoute, unix.EHOSTUNREACH: Unreachable, unix.EACCES: Prohibited, unix.EINVAL: Dropped, unix.EXDEV: Dropped,
+		unix.ENETUNREACH: NoRoute, unix.EHOSTUNREACH: Unreachable, unix.EACCES: Prohibited, unix.EINVAL: Dropped,
+		unix.EXDEV: Dropped,
 	} {
 		if errors.Is(err, errno) {
 			return Route{Refusal: refusal}, true, nil

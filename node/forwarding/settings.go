@@ -1,6 +1,6 @@
-// Package forwarding reads what the kernel does with packets that are not the node's own, apart from rules: settings of each
-// interface, which packets of bridges rules see, and routes as a client's packet gets them. It changes nothing, and works in
-// the network namespace of the calling thread.
+// Package forwarding reads what the kernel does with packets that are not the node's own, apart from rules: settings of
+// each interface, which packets of bridges rules see, and routes as a client's packet gets them. It changes nothing,
+// and works in the network namespace of the calling thread.
 package forwarding
 
 import (
@@ -26,8 +26,8 @@ type Settings struct {
 	Interfaces []Interface
 	// New has the values that an interface gets when it is made.
 	New Conf
-	// Bridged says whether rules see what a bridge forwards, unless the bridge itself says yes. It is not there where the module
-	// br_netfilter is not loaded: then they see nothing, whatever a bridge says.
+	// Bridged says whether rules see what a bridge forwards, unless the bridge itself says yes. It is not there where the
+	// module br_netfilter is not loaded: then they see nothing, whatever a bridge says.
 	Bridged *Bridged
 }
 
@@ -35,8 +35,8 @@ type Settings struct {
 type Conf struct {
 	// Forwards says for each family whether it forwards them.
 	Forwards ip.PerFamily[bool]
-	// ReversePath is how it judges the source of a packet of IPv4: 0 not at all, 1 by the way back, which has to lead to the
-	// interface (strict), 2 by whether there is any (loose).
+	// ReversePath is how it judges the source of a packet of IPv4: 0 not at all, 1 by the way back, which has to lead to
+	// the interface (strict), 2 by whether there is any (loose).
 	ReversePath int
 }
 
@@ -54,7 +54,8 @@ type Interface struct {
 	// Kind is the kernel's word, such as "veth" or "bridge"; "device" for hardware.
 	Kind string
 	Up   bool
-	// Master is the interface that has this one as a port, such as a bridge; empty if none has. Packets then come in by that one.
+	// Master is the interface that has this one as a port, such as a bridge; empty if none has. Packets then come in by
+	// that one.
 	Master string
 	// Calls is what a bridge itself says of Bridged.Calls.
 	Calls ip.PerFamily[bool]
@@ -102,8 +103,8 @@ func (s *Settings) Interface(name string) *Interface {
 	return &s.Interfaces[i]
 }
 
-// Sees says whether rules see the packets of a family that a bridge forwards: the namespace's setting or the bridge's own asks
-// for it (net/bridge/br_netfilter_hooks.c, br_nf_pre_routing).
+// Sees says whether rules see the packets of a family that a bridge forwards: the namespace's setting or the bridge's
+// own asks for it (net/bridge/br_netfilter_hooks.c, br_nf_pre_routing).
 func (s *Settings) Sees(bridge *Interface, f ip.Family) bool {
 	return s.Bridged != nil && (*s.Bridged.Calls.Of(f) || *bridge.Calls.Of(f))
 }
@@ -118,22 +119,23 @@ func (s *Settings) Ports(bridge *Interface) (ports []*Interface) {
 	return ports
 }
 
-// reader reads settings and keeps the first error. A setting that is not there is none: the kernel, or the interface, has no
-// such thing.
+// reader reads settings and keeps the first error. A setting that is not there is none: the kernel, or the interface,
+// has no such thing.
 type reader struct {
 	proc string
 	err  error
 }
 
-// conf are the settings that hold for an interface, by what the kernel makes of several: it forwards IPv4 by the interface's
-// own setting (IN_DEV_FORWARD), IPv6 by that of all, or from Linux 6.17 on by force_forwarding (ip6_forward), and judges the
-// source by the greater of both (IN_DEV_RPFILTER).
+// conf are the settings that hold for an interface, by what the kernel makes of several: it forwards IPv4 by the
+// interface's own setting (IN_DEV_FORWARD), IPv6 by that of all, or from Linux 6.17 on by force_forwarding
+// (ip6_forward), and judges the source by the greater of both (IN_DEV_RPFILTER).
 func (r *reader) conf(name string) Conf {
 	v4, v6 := "net/ipv4/conf/", "net/ipv6/conf/"
 	all, _ := r.number(v4 + "all/rp_filter")
 	own, _ := r.number(v4 + name + "/rp_filter")
 	return Conf{
-		Forwards:    ip.PerFamily[bool]{r.is(v4 + name + "/forwarding"), r.is(v6+"all/forwarding") || r.is(v6+name+"/force_forwarding")},
+		Forwards: ip.PerFamily[bool]{r.is(v4 + name + "/forwarding"), r.is(v6+"all/forwarding") ||
+			r.is(v6+name+"/force_forwarding")},
 		ReversePath: max(all, own),
 	}
 }
@@ -189,9 +191,12 @@ func interfaces() ([]Interface, error) {
 			continue
 		}
 		list = append(list, Interface{
-			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0, Master: names[a.MasterIndex], Calls: calls[a.Index], index: a.Index,
+			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0, Master: names[a.MasterIndex], Calls: calls[a.Index],
+			index:     a.Index,
 			Addressed: addressed[a.Index],
-			Tagged:    filtering[a.MasterIndex] && slices.ContainsFunc(vlans[int32(a.Index)], func(v *nl.BridgeVlanInfo) bool { return !v.EngressUntag() }),
+			Tagged: filtering[a.MasterIndex] && slices.ContainsFunc(vlans[int32(a.Index)], func(v *nl.BridgeVlanInfo) bool {
+				return !v.EngressUntag()
+			}),
 		})
 	}
 	slices.SortFunc(list, func(a, b Interface) int { return a.index - b.index })

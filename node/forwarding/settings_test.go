@@ -76,8 +76,8 @@ func (w world) address(f ip.Family) netip.Addr {
 	return w.server.Addrs.V4()
 }
 
-// TestForwards: the kernel forwards between two interfaces just when the settings say so of both, one for the packet and one
-// for its answer.
+// TestForwards: the kernel forwards between two interfaces just when the settings say so of both, one for the packet
+// and one for its answer.
 func TestForwards(t *testing.T) {
 	w := newWorld(t, testnet.Config{})
 	one, two := w.client.HostInterface, w.server.HostInterface
@@ -89,7 +89,8 @@ func TestForwards(t *testing.T) {
 		{},
 		{{"net.ipv4.conf." + one + ".forwarding", 0}},
 		{{"net.ipv4.conf." + one + ".forwarding", 1}, {"net.ipv4.conf." + two + ".forwarding", 0}},
-		{{"net.ipv4.ip_forward", 0}, {"net.ipv4.conf." + one + ".forwarding", 1}, {"net.ipv4.conf." + two + ".forwarding", 1}},
+		{{"net.ipv4.ip_forward", 0}, {"net.ipv4.conf." + one + ".forwarding", 1}, {"net.ipv4.conf." + two + ".forwarding",
+			1}},
 		{{"net.ipv4.conf.default.forwarding", 1}, {"net.ipv4.conf." + one + ".forwarding", 0}},
 		{{"net.ipv4.ip_forward", 1}},
 		{{"net.ipv6.conf." + one + ".forwarding", 0}},
@@ -119,8 +120,8 @@ func TestForwards(t *testing.T) {
 	}
 }
 
-// TestSees: the answer of a pod on the client's bridge is translated back just when the settings say that rules see what the
-// bridge forwards, by those of the namespace and by its own.
+// TestSees: the answer of a pod on the client's bridge is translated back just when the settings say that rules see
+// what the bridge forwards, by those of the namespace and by its own.
 func TestSees(t *testing.T) {
 	w := newWorld(t, testnet.Config{Bridge: "cni0"})
 	for _, cidr := range w.PodCIDRs { // as the plugin bridge has it; without, answers go by the node
@@ -141,7 +142,8 @@ table ip6 t { chain pre { type nat hook prerouting priority -100; ip6 daddr %s d
 `, services[0], w.address(ip.V4), services[1], w.address(ip.V6))); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct{ all4, all6, own4, own6 int }{{1, 1, 0, 0}, {0, 0, 0, 0}, {0, 1, 0, 0}, {1, 0, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {0, 0, 1, 1}} {
+	for _, c := range []struct{ all4, all6, own4, own6 int }{{1, 1, 0, 0}, {0, 0, 0, 0}, {0, 1, 0, 0}, {1, 0, 0, 0},
+		{0, 0, 1, 0}, {0, 0, 0, 1}, {0, 0, 1, 1}} {
 		w.sysctl("net.bridge.bridge-nf-call-iptables", c.all4)
 		w.sysctl("net.bridge.bridge-nf-call-ip6tables", c.all6)
 		if err := w.Node.CallRules("cni0", c.own4 != 0, c.own6 != 0); err != nil {

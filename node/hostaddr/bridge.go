@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// OneWayBridges returns the bridges to addresses of pods that do not send a packet back by the port that it came by: a port to a pod is
-// not in hairpin mode, and the bridge is not promiscuous either. They are sorted.
+// OneWayBridges returns the bridges to addresses of pods that do not send a packet back by the port that it came by: a
+// port to a pod is not in hairpin mode, and the bridge is not promiscuous either. They are sorted.
 func OneWayBridges(pods []netip.Addr) ([]string, error) {
 	devices, err := OnLink(pods)
 	if err != nil {
@@ -21,7 +21,8 @@ func OneWayBridges(pods []netip.Addr) ([]string, error) {
 	}
 	var found []string
 	for _, bridge := range links {
-		if _, is := bridge.(*netlink.Bridge); !is || bridge.Attrs().Promisc != 0 || !slices.Contains(devices, bridge.Attrs().Name) {
+		if _, is := bridge.(*netlink.Bridge); !is || bridge.Attrs().Promisc != 0 ||
+			!slices.Contains(devices, bridge.Attrs().Name) {
 			continue
 		}
 		for _, port := range links {

@@ -33,8 +33,8 @@ const (
 type Addresses struct {
 	// Own are the addresses on interfaces.
 	Own []netip.Addr
-	// Shared are those of Own that are on interfaces whose link pods of the node may be on (sharesLink), without link-local
-	// and loopback ones.
+	// Shared are those of Own that are on interfaces whose link pods of the node may be on (sharesLink), without
+	// link-local and loopback ones.
 	Shared []netip.Addr
 	// Broadcast are the IPv4 addresses by which a packet goes to all hosts of a network
 	// that an interface is on: the last address of the network, unless it has less than
@@ -131,9 +131,9 @@ func (f followed[T]) followOnce(ctx context.Context, observe func(T)) error {
 	}
 }
 
-// List returns the addresses of its caller's network namespace. The kernel interrupts a dump during which an address changes, and
-// the dump is then incomplete. List repeats it, at first at once and later after
-// ever longer waits, until the context ends.
+// List returns the addresses of its caller's network namespace. The kernel interrupts a dump during which an address
+// changes, and the dump is then incomplete. List repeats it, at first at once and later after ever longer waits, until
+// the context ends.
 func List(ctx context.Context) (Addresses, error) {
 	addrs, err := listWith(ctx, "addresses", dump)
 	addrs.sort()
@@ -148,7 +148,8 @@ func listWith[T any](ctx context.Context, what string, dump func() (T, error)) (
 		if err == nil {
 			return list, nil
 		}
-		if err = fmt.Errorf("list %s: %w", what, err); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
+		if err = fmt.Errorf("list %s: %w", what, err); !errors.Is(err, netlink.ErrDumpInterrupted) &&
+			!errors.Is(err, unix.EINTR) {
 			return *new(T), err
 		}
 		if try%triesInARow != 0 {
@@ -164,8 +165,9 @@ func listWith[T any](ctx context.Context, what string, dump func() (T, error)) (
 }
 
 // ServiceDevice is the device that has the addresses of Services in kube-proxy's IPVS mode, and after it until somebody
-// removes it. These are no addresses of the node: node ports are not served on them, and Services keep them. kube-proxy makes
-// it of type dummy, and removes no other (pkg/proxy/ipvs/netlink_linux.go): one of another type is somebody else's.
+// removes it. These are no addresses of the node: node ports are not served on them, and Services keep them. kube-proxy
+// makes it of type dummy, and removes no other (pkg/proxy/ipvs/netlink_linux.go): one of another type is somebody
+// else's.
 const ServiceDevice = "kube-ipvs0"
 
 // routerDevice is that of kube-router's service proxy, of the same type (pkg/controllers/proxy/linux_networking.go).
@@ -242,8 +244,9 @@ func dump() (Addresses, error) {
 	return addrs, nil
 }
 
-// sharesLink says whether pods of the node may be on the link of an interface: of a bridge, whose ports pods may have, and
-// of a macvlan or ipvlan, beside which pods may have others of the same device. An interface that has gone shares nothing.
+// sharesLink says whether pods of the node may be on the link of an interface: of a bridge, whose ports pods may have,
+// and of a macvlan or ipvlan, beside which pods may have others of the same device. An interface that has gone shares
+// nothing.
 func sharesLink(number int) (bool, error) {
 	link, err := netlink.LinkByIndex(number)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {

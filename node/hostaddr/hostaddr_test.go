@@ -39,7 +39,8 @@ type followed[T any] struct {
 }
 
 // follow starts to follow something of a namespace.
-func follow[T any](t *testing.T, ns *testnet.Namespace, run func(context.Context, *slog.Logger, func(T)) error) *followed[T] {
+func follow[T any](t *testing.T, ns *testnet.Namespace, run func(context.Context, *slog.Logger,
+	func(T)) error) *followed[T] {
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &followed[T]{T: t, told: make(chan T), stopped: make(chan error, 1), cancel: cancel}
 	go func() {
@@ -112,7 +113,8 @@ func TestFollow(t *testing.T) {
 // TestBroadcast: the broadcast addresses are those of the kernel's routes.
 func TestBroadcast(t *testing.T) {
 	ns, lo := namespace(t)
-	for _, text := range []string{"192.0.2.7/24", "192.0.2.9/24", "198.51.100.1/31", "203.0.113.9/32", "10.9.0.1/30", "10.8.0.1/16", "172.16.3.4/20", "2001:db8::1/64"} {
+	for _, text := range []string{"192.0.2.7/24", "192.0.2.9/24", "198.51.100.1/31", "203.0.113.9/32", "10.9.0.1/30",
+		"10.8.0.1/16", "172.16.3.4/20", "2001:db8::1/64"} {
 		address, err := netlink.ParseAddr(text)
 		if err != nil {
 			t.Fatal(err)
@@ -131,7 +133,8 @@ func TestBroadcast(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	routes, err := ns.Handle().RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_BROADCAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+	routes, err := ns.Handle().RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_LOCAL,
+		Type: unix.RTN_BROADCAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,9 +158,11 @@ func TestShared(t *testing.T) {
 	if err := errors.Join(
 		ns.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "azure0"}}),
 		ns.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}),
-		ns.AddAddr("azure0", netip.MustParsePrefix("10.240.0.4/16")), ns.AddAddr("azure0", netip.MustParsePrefix("fd00:240::4/64")),
+		ns.AddAddr("azure0", netip.MustParsePrefix("10.240.0.4/16")),
+		ns.AddAddr("azure0", netip.MustParsePrefix("fd00:240::4/64")),
 		ns.AddAddr("azure0", netip.MustParsePrefix("169.254.1.1/32")),
-		ns.AddAddr("eth0", netip.MustParsePrefix("192.0.2.7/24")), ns.AddAddr("eth0", netip.MustParsePrefix("2001:db8::7/64")),
+		ns.AddAddr("eth0", netip.MustParsePrefix("192.0.2.7/24")),
+		ns.AddAddr("eth0", netip.MustParsePrefix("2001:db8::7/64")),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -172,13 +177,15 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestServiceDevice: what kube-proxy's IPVS mode or kube-router binds to its device is no address of the node, as long as it is on no
-// other interface. A device of that name and another type is not theirs.
+// TestServiceDevice: what kube-proxy's IPVS mode or kube-router binds to its device is no address of the node, as long
+// as it is on no other interface. A device of that name and another type is not theirs.
 func TestServiceDevice(t *testing.T) {
 	for _, name := range []string{hostaddr.ServiceDevice, "kube-dummy-if"} {
 		attrs := netlink.LinkAttrs{Name: name}
 		t.Run(name+" dummy", func(t *testing.T) { testServiceDevice(t, &netlink.Dummy{LinkAttrs: attrs}, true) })
-		t.Run(name+" veth", func(t *testing.T) { testServiceDevice(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}, false) })
+		t.Run(name+" veth", func(t *testing.T) {
+			testServiceDevice(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}, false)
+		})
 	}
 }
 
@@ -214,7 +221,8 @@ func testServiceDevice(t *testing.T, device netlink.Link, ofProxy bool) {
 			addr := netip.MustParseAddr(a)
 			own, routed := slices.Contains(addrs.Own, addr), slices.Contains(routes, netip.PrefixFrom(addr, addr.BitLen()))
 			if own == ofProxy || routed == ofProxy || slices.Contains(addrs.Broadcast, addr) {
-				t.Errorf("%s is one of the node's: %t, routed: %t, want neither where the device is a proxy's (%t): %v, %v", a, own, routed, ofProxy, addrs, routes)
+				t.Errorf("%s is one of the node's: %t, routed: %t, want neither where the device is a proxy's (%t): %v, %v", a, own,
+					routed, ofProxy, addrs, routes)
 			}
 		}
 		for _, a := range []string{"192.0.2.8", "2001:db8::8"} {

@@ -56,7 +56,9 @@ func TestInterrupted(t *testing.T) {
 		})
 	})
 	refused := errors.New("no")
-	if _, err := listWith(t.Context(), "addresses", func() (Addresses, error) { return Addresses{}, refused }); !errors.Is(err, refused) {
+	if _, err := listWith(t.Context(), "addresses", func() (Addresses, error) {
+		return Addresses{}, refused
+	}); !errors.Is(err, refused) {
 		t.Errorf("another error: %v", err)
 	}
 }

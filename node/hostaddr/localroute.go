@@ -93,7 +93,8 @@ func dumpLocalRoutes() (routes []netip.Prefix, err error) {
 // localRoute returns the range of a route, and the number of its device; ok is false if it is of another type or table.
 func localRoute(m netlink.Message) (r netip.Prefix, device int, ok bool, err error) {
 	b := m.Data
-	if m.Header.Type != unix.RTM_NEWROUTE || len(b) < rtmLen || b[rtmTable] != unix.RT_TABLE_LOCAL || b[rtmType] != unix.RTN_LOCAL {
+	if m.Header.Type != unix.RTM_NEWROUTE || len(b) < rtmLen || b[rtmTable] != unix.RT_TABLE_LOCAL ||
+		b[rtmType] != unix.RTN_LOCAL {
 		return r, 0, false, nil
 	}
 	dst := ip.Family(b[0]).Unspecified()

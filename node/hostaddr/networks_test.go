@@ -112,7 +112,8 @@ func TestNetworks(t *testing.T) {
 	wantIn("a route that went", slices.Delete(slices.Clone(all), 1, 2)...)
 
 	must(t, h.AddrAdd(link, address("10.110.0.2/8")))
-	wantIn("a network of an interface that has the whole range", "10.0.0.0/8", "10.100.0.0/24", "10.102.0.5/32", "fd00:96::/120", "fd00:96::f00/120")
+	wantIn("a network of an interface that has the whole range", "10.0.0.0/8", "10.100.0.0/24", "10.102.0.5/32",
+		"fd00:96::/120", "fd00:96::f00/120")
 	must(t, h.LinkDel(link))
 	await("an interface that went")
 	wantIn("no interface")

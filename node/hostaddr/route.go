@@ -48,7 +48,8 @@ func Lookup(a netip.Addr) (Route, error) {
 	var r Route
 	found, err := netlink.RouteGetWithOptions(a.AsSlice(), nil)
 	for errno, refusal := range map[error]string{
-		unix.ENETUNREACH: "no route", unix.EHOSTUNREACH: "a route of type unreachable", unix.EACCES: "a route of type prohibit", unix.EINVAL: "a route of type blackhole",
+		unix.ENETUNREACH: "no route", unix.EHOSTUNREACH: "a route of type unreachable",
+		unix.EACCES: "a route of type prohibit", unix.EINVAL: "a route of type blackhole",
 	} {
 		if errors.Is(err, errno) {
 			r.Refusal = refusal

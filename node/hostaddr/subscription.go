@@ -26,7 +26,8 @@ type subscription struct {
 
 // subscribe subscribes to groups. If there is a filter, the kernel drops the notices that it
 // does not accept. Of the others those count that matter; nil stands for all.
-func subscribe(filter []unix.SockFilter, matters func(syscall.NetlinkMessage) bool, groups ...uint) (*subscription, error) {
+func subscribe(filter []unix.SockFilter, matters func(syscall.NetlinkMessage) bool,
+	groups ...uint) (*subscription, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return nil, err
@@ -38,7 +39,8 @@ func subscribe(filter []unix.SockFilter, matters func(syscall.NetlinkMessage) bo
 			return nil, fmt.Errorf("attach filter: %w", err)
 		}
 	}
-	s := &subscription{socket: socket, changed: make(chan struct{}, 1), lost: make(chan error, 1), ended: make(chan struct{}), matters: matters}
+	s := &subscription{socket: socket, changed: make(chan struct{}, 1), lost: make(chan error, 1),
+		ended: make(chan struct{}), matters: matters}
 	go s.receive()
 	return s, nil
 }

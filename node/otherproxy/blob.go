@@ -54,7 +54,8 @@ func entryLayout(f ip.Family) (targetOffset, size int) {
 func (e *entry) takesAll(f ip.Family) bool {
 	targetOffset, size := entryLayout(f)
 	compared := targetOffset - 4 // before it are nfcache and, behind, the offset itself
-	return int(binary.NativeEndian.Uint16(e.raw[targetOffset:])) == size && !slices.ContainsFunc(e.raw[:compared], func(b byte) bool { return b != 0 })
+	return int(binary.NativeEndian.Uint16(e.raw[targetOffset:])) == size && !slices.ContainsFunc(e.raw[:compared],
+		func(b byte) bool { return b != 0 })
 }
 
 // A struct xt_entry_match and a struct xt_entry_target begin with their size (16 bits) and a

@@ -16,8 +16,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestNodePortsOfSets: the node ports are those in kube-proxy's ipsets, of whatever type. The library writes nothing to the
-// log.
+// TestNodePortsOfSets: the node ports are those in kube-proxy's ipsets, of whatever type. The library writes nothing to
+// the log.
 func TestNodePortsOfSets(t *testing.T) {
 	var said bytes.Buffer
 	log.SetOutput(&said)
@@ -58,7 +58,8 @@ add OTHER 30004
 	if diff := cmp.Diff(want, sets); diff != "" {
 		t.Errorf("sets (-want +got):\n%s", diff)
 	}
-	wantPorts := map[nodePort]bool{{ip.V4, tcp, 30001}: true, {ip.V4, tcp, 65535}: true, {ip.V6, tcp, 30002}: true, {ip.V4, sctp, 30003}: true}
+	wantPorts := map[nodePort]bool{{ip.V4, tcp, 30001}: true, {ip.V4, tcp, 65535}: true, {ip.V6, tcp, 30002}: true,
+		{ip.V4, sctp, 30003}: true}
 	if diff := cmp.Diff(wantPorts, ports, cmp.AllowUnexported(nodePort{})); diff != "" {
 		t.Errorf("ports (-want +got):\n%s", diff)
 	}

@@ -154,12 +154,13 @@ func (l *ipvsLeft) nodePorts() (map[nodePort]bool, error) {
 	return ports, nil
 }
 
-// ofKubeProxy says whether kube-proxy can have made the virtual server: it takes a Service's address on the device, or a
-// node port, by address, protocol and port, and its servers get packets with a translated address. Somebody may have told kube-proxy
-// that the address is not for it (excludeCIDRs).
+// ofKubeProxy says whether kube-proxy can have made the virtual server: it takes a Service's address on the device, or
+// a node port, by address, protocol and port, and its servers get packets with a translated address. Somebody may have
+// told kube-proxy that the address is not for it (excludeCIDRs).
 func (s *virtualServer) ofKubeProxy(addresses []netip.Addr, nodePorts map[nodePort]bool, exclude []netip.Prefix) bool {
 	addr := s.Addr.Addr()
-	if s.mark != 0 || !s.whole || !s.natted || !slices.Contains([]uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}, s.Protocol) ||
+	if s.mark != 0 || !s.whole || !s.natted || !slices.Contains([]uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP,
+		unix.IPPROTO_SCTP}, s.Protocol) ||
 		slices.ContainsFunc(exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
 		return false
 	}
@@ -169,9 +170,9 @@ func (s *virtualServer) ofKubeProxy(addresses []netip.Addr, nodePorts map[nodePo
 	return nodePorts[nodePort{ip.Of(addr), s.Protocol, s.Addr.Port()}]
 }
 
-// addVirtualServers adds the frontends of kube-proxy's virtual servers, without node ports, once the family has its chains.
-// kube-proxy writes these after all virtual servers and their endpoints. Before, some virtual servers refuse connections, and
-// what has to be masqueraded is not.
+// addVirtualServers adds the frontends of kube-proxy's virtual servers, without node ports, once the family has its
+// chains. kube-proxy writes these after all virtual servers and their endpoints. Before, some virtual servers refuse
+// connections, and what has to be masqueraded is not.
 func addVirtualServers(c *conn, found Frontends) error {
 	left, err := readIPVS(nil)
 	if err != nil || len(left.servers) == 0 {
@@ -194,8 +195,8 @@ func addVirtualServers(c *conn, found Frontends) error {
 	return nil
 }
 
-// hasServiceRules says whether kube-proxy's chain for Services has a rule, in either interface of iptables. kube-proxy makes
-// the chain before its virtual servers, and the rules after.
+// hasServiceRules says whether kube-proxy's chain for Services has a rule, in either interface of iptables. kube-proxy
+// makes the chain before its virtual servers, and the rules after.
 func (c *conn) hasServiceRules(f ip.Family) (there bool, err error) {
 	const table, chain = "nat", "KUBE-SERVICES"
 	err = c.rules(f, table, chain, func(nfnetlink.Attributes) error { there = true; return nil })
@@ -210,7 +211,8 @@ func (c *conn) hasServiceRules(f ip.Family) (there bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, table), err)
 	}
-	return slices.ContainsFunc(b.entries, func(e entry) bool { // each chain ends with an entry that returns, which is none of these
+	// each chain ends with an entry that returns, which is none of these
+	return slices.ContainsFunc(b.entries, func(e entry) bool {
 		return e.chain == chain && !e.head && (e.accepts || e.target != "" || e.extension != "")
 	}), nil
 }

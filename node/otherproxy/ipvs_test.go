@@ -15,8 +15,8 @@ import (
 	"nftproxy/node/otherproxy"
 )
 
-// serviceDevice makes a device with the name and the type of that of kube-proxy's IPVS mode and with these addresses, and gives the node
-// an address of its own of each family.
+// serviceDevice makes a device with the name and the type of that of kube-proxy's IPVS mode and with these addresses,
+// and gives the node an address of its own of each family.
 func (w world) serviceDevice(addresses ...string) {
 	w.Helper()
 	err := w.ns.Handle().LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}})
@@ -132,7 +132,8 @@ func TestServiceDevice(t *testing.T) {
 	want := map[string]bool{"kube-ipvs0 (ipvs, 4 addresses)": false, "kube-ipvs0 (ipvs, 2 addresses)": true}
 	outcomes := w.removeIPVS(otherproxy.Removal{})
 	for name, inUse := range want {
-		if err, reported := outcomes[name]; !reported || errors.Is(err, otherproxy.ErrInUse) != inUse || otherproxy.Final(err) == inUse {
+		if err, reported := outcomes[name]; !reported || errors.Is(err, otherproxy.ErrInUse) != inUse ||
+			otherproxy.Final(err) == inUse {
 			t.Errorf("%s: reported %v, %v", name, reported, err)
 		}
 	}
@@ -168,7 +169,8 @@ func TestServiceDevice(t *testing.T) {
 	if left := w.bound(); left != nil || len(w.find()) > 0 {
 		t.Errorf("left: %v, %v", left, names(w.find()))
 	}
-	routes, err := w.ns.Handle().RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+	routes, err := w.ns.Handle().RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_LOCAL},
+		netlink.RT_FILTER_TABLE)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,10 +181,12 @@ func TestServiceDevice(t *testing.T) {
 	}
 }
 
-// TestOthersDevice: a device with the name of kube-proxy's and another type is somebody else's, and so are its addresses.
+// TestOthersDevice: a device with the name of kube-proxy's and another type is somebody else's, and so are its
+// addresses.
 func TestOthersDevice(t *testing.T) {
 	w := newWorld(t)
-	if err := w.ns.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "peer"}); err != nil {
+	if err := w.ns.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"},
+		PeerName: "peer"}); err != nil {
 		t.Fatal(err)
 	}
 	w.address([]string{"kube-ipvs0", "peer"}, []string{"10.96.0.1/32", "fd00:96::1/128"})

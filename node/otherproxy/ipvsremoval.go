@@ -19,22 +19,24 @@ import (
 	"nftproxy/node/hostaddr"
 )
 
-// ErrInUse says that connections go through what IPVS mode left, or have an address of its device. Without it they would end.
+// ErrInUse says that connections go through what IPVS mode left, or have an address of its device. Without it they
+// would end.
 var ErrInUse = errors.New("connections that were opened before are still open; what they use stays until they end")
 
 // ErrOthersServer says that the device has to stay.
 var ErrOthersServer = errors.New("virtual servers of other programs have addresses of the device")
 
-// settleIPVS makes ready to remove what IPVS mode left: from now on, the node's own processes reach the addresses of its
-// device from an address of the node. Otherwise the kernel takes the Service's address as the source, and the connection ends
-// with that address.
+// settleIPVS makes ready to remove what IPVS mode left: from now on, the node's own processes reach the addresses of
+// its device from an address of the node. Otherwise the kernel takes the Service's address as the source, and the
+// connection ends with that address.
 func settleIPVS() error {
 	device, err := hostaddr.FindServiceDevice()
 	if err != nil || device == nil {
 		return err
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, localRoutesOf(device), netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF|netlink.RT_FILTER_TYPE)
+		routes, err := netlink.RouteListFiltered(family, localRoutesOf(device),
+			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF|netlink.RT_FILTER_TYPE)
 		if err != nil {
 			return fmt.Errorf("list the routes of %s: %w", hostaddr.ServiceDevice, err)
 		}
@@ -60,9 +62,9 @@ func localRoutesOf(device netlink.Link) *netlink.Route {
 	return &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, LinkIndex: device.Attrs().Index}
 }
 
-// settleRoute gives a local route a source. IPv6 takes no route to a device that is down, as kube-proxy's is, and a route of
-// a user's has another metric. So there the loopback device gets a route, and the kernel's own goes then: the destination is
-// local all the time.
+// settleRoute gives a local route a source. IPv6 takes no route to a device that is down, as kube-proxy's is, and a
+// route of a user's has another metric. So there the loopback device gets a route, and the kernel's own goes then: the
+// destination is local all the time.
 func settleRoute(family int, r netlink.Route, source net.IP) error {
 	settled := r
 	settled.Src, settled.Protocol, settled.MultiPath = source, unix.RTPROT_STATIC, nil
@@ -84,14 +86,15 @@ const (
 	settledMetric = 1024
 )
 
-// sourceOf returns the address from which the node reaches others, or any of its own that is not for links alone; nil if there
-// is none.
+// sourceOf returns the address from which the node reaches others, or any of its own that is not for links alone; nil
+// if there is none.
 func sourceOf(family int, device netlink.Link) net.IP {
 	others := net.IPv4(192, 0, 2, 1) // for documentation, so reached like most (RFC 5737, RFC 3849)
 	if family == netlink.FAMILY_V6 {
 		others = net.ParseIP("2001:db8::1")
 	}
-	if routes, err := netlink.RouteGet(others); err == nil && len(routes) > 0 && routes[0].Src != nil && routes[0].LinkIndex != device.Attrs().Index {
+	if routes, err := netlink.RouteGet(others); err == nil && len(routes) > 0 && routes[0].Src != nil &&
+		routes[0].LinkIndex != device.Attrs().Index {
 		return routes[0].Src
 	}
 	addrs, err := netlink.AddrList(nil, family)
@@ -239,7 +242,8 @@ func localSockets() (map[netip.Addr]bool, error) {
 	return used, nil
 }
 
-// addSockets reads a list of sockets: after a heading, a line for each, whose second word is the local address and port.
+// addSockets reads a list of sockets: after a heading, a line for each, whose second word is the local address and
+// port.
 func addSockets(used map[netip.Addr]bool, list io.Reader) error {
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {
@@ -264,8 +268,8 @@ func addSockets(used map[netip.Addr]bool, list io.Reader) error {
 	return lines.Err()
 }
 
-// StrictARP says that the node answers ARP as kube-proxy's ipvs.strictARP has it (arp_ignore 1 and arp_announce 2 for all
-// interfaces). What it was before is not known.
+// StrictARP says that the node answers ARP as kube-proxy's ipvs.strictARP has it (arp_ignore 1 and arp_announce 2 for
+// all interfaces). What it was before is not known.
 func StrictARP() bool {
 	for name, value := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
 		text, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/" + name)

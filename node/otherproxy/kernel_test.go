@@ -120,12 +120,14 @@ func unchanged(text string) string { return text }
 
 // withCounters gives each rule that stays a counter.
 func withCounters(text string) string {
-	return strings.NewReplacer("-A INPUT -p tcp", "[7:700] -A INPUT -p tcp", "-A mine -j", "[3:300] -A mine -j").Replace(text)
+	return strings.NewReplacer("-A INPUT -p tcp", "[7:700] -A INPUT -p tcp", "-A mine -j",
+		"[3:300] -A mine -j").Replace(text)
 }
 
 // withoutKubeProxy removes from a listing the lines that are kube-proxy's.
 func withoutKubeProxy(text string) string {
-	own := regexp.MustCompile(`KUBE-(SERVICES|EXTERNAL-SERVICES|NODEPORTS|FORWARD|POSTROUTING|PROXY-[A-Z]+|S[A-Z]+-[A-Z]{16}|EXT-[A-Z]{16})\b`)
+	own := regexp.MustCompile(
+		`KUBE-(SERVICES|EXTERNAL-SERVICES|NODEPORTS|FORWARD|POSTROUTING|PROXY-[A-Z]+|S[A-Z]+-[A-Z]{16}|EXT-[A-Z]{16})\b`)
 	var kept []string
 	for line := range strings.Lines(text) {
 		if !own.MatchString(line) {
@@ -196,7 +198,9 @@ func (w world) removeAll(closed func(otherproxy.Opening) error) map[string]error
 	w.Helper()
 	outcomes := map[string]error{}
 	if err := w.ns.Do(func() error {
-		return otherproxy.RemoveAll(w.Context(), otherproxy.Removal{Closed: closed}, func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
+		return otherproxy.RemoveAll(w.Context(), otherproxy.Removal{Closed: closed}, func(r otherproxy.Rules, err error) {
+			outcomes[r.Table] = err
+		})
 	}); err != nil {
 		w.Fatal(err)
 	}
@@ -211,7 +215,8 @@ func TestOpenings(t *testing.T) {
 			t.Run(b.name+" "+hook, func(t *testing.T) {
 				w := newWorld(t)
 				w.load(b, func(text string) string {
-					return strings.Replace(text, "-A mine\n", "-A KUBE-NODEPORTS -p tcp -m comment --comment \"ns/web:health check node port\" -m tcp --dport 30099 -j ACCEPT\n-A mine\n", 1)
+					return strings.Replace(text, "-A mine\n", "-A KUBE-NODEPORTS -p tcp -m comment --comment \"ns/web:health check "+
+						"node port\" -m tcp --dport 30099 -j ACCEPT\n-A mine\n", 1)
 				})
 				before := w.listing(b)
 				asked := map[string]bool{}
@@ -223,12 +228,14 @@ func TestOpenings(t *testing.T) {
 					return nil
 				})
 				if want := map[string]bool{
-					"ip filter input KUBE-NODEPORTS": true, "ip filter forward KUBE-FORWARD": true, "ip6 filter input KUBE-NODEPORTS": true, "ip6 filter forward KUBE-FORWARD": true,
+					"ip filter input KUBE-NODEPORTS": true, "ip filter forward KUBE-FORWARD": true,
+					"ip6 filter input KUBE-NODEPORTS": true, "ip6 filter forward KUBE-FORWARD": true,
 				}; !maps.Equal(asked, want) {
 					t.Errorf("asked about %v", asked)
 				}
 				for table, err := range outcomes {
-					if stays := table == "ip filter"; stays != errors.Is(err, otherproxy.ErrOpens) || !stays && err != nil || stays && !strings.Contains(err.Error(), "it rains") {
+					if stays := table == "ip filter"; stays != errors.Is(err, otherproxy.ErrOpens) || !stays && err != nil || stays &&
+						!strings.Contains(err.Error(), "it rains") {
 						t.Errorf("%s: %v", table, err)
 					}
 				}
@@ -240,7 +247,8 @@ func TestOpenings(t *testing.T) {
 					want = append(want, line)
 				}
 				for line := range strings.Lines(before) { // those of the chain in the IPv4 table filter
-					if strings.Contains(strings.TrimSpace(line)+" ", chain+" ") && !strings.Contains(line, "nodeports;") && !strings.Contains(line, "KUBE-EXT") {
+					if strings.Contains(strings.TrimSpace(line)+" ", chain+" ") && !strings.Contains(line, "nodeports;") &&
+						!strings.Contains(line, "KUBE-EXT") {
 						want = append(want, line)
 					}
 				}
@@ -282,7 +290,8 @@ func TestWritten(t *testing.T) {
 			if w.look(); w.watcher.written {
 				t.Error("a look takes the rules of others for kube-proxy's")
 			}
-			sync := "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n"
+			sync := "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j " +
+				"ACCEPT\nCOMMIT\n"
 			w.iptables(sync, "iptables-"+b.name+"-restore", "--noflush")
 			if w.look(); !w.watcher.written {
 				t.Error("a look does not say that rules were written")
@@ -307,7 +316,8 @@ func TestForeignRule(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			w := newWorld(t)
 			w.load(b, func(text string) string {
-				return strings.Replace(text, "-A CNI-HOSTPORT-DNAT ", "-A CNI-HOSTPORT-DNAT -p udp -j KUBE-SERVICES\n-A CNI-HOSTPORT-DNAT ", 1)
+				return strings.Replace(text, "-A CNI-HOSTPORT-DNAT ", "-A CNI-HOSTPORT-DNAT -p udp -j KUBE-SERVICES\n-A "+
+					"CNI-HOSTPORT-DNAT ", 1)
 			})
 			before := w.listing(b)
 			for table, err := range w.removeAll(nil) {

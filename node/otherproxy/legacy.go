@@ -91,8 +91,8 @@ type LegacyChain struct {
 	// Rules is what the rules may do, in this chain and in those to which it leads. Reaches has the names of these chains.
 	Rules   Effects
 	Reaches []string
-	// Closes says that a rule of a program other than Kubernetes drops packets or queues them, and EndsClosed that the chain's last rule
-	// drops or rejects all that comes to it.
+	// Closes says that a rule of a program other than Kubernetes drops packets or queues them, and EndsClosed that the
+	// chain's last rule drops or rejects all that comes to it.
 	Closes, EndsClosed bool
 }
 
@@ -141,8 +141,9 @@ func (b *blob) baseChains() []LegacyChain {
 	var found []LegacyChain
 	for _, name := range b.hookNames() {
 		l := LegacyChain{
-			Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name), EndsClosed: chains[name].endsClosed,
-			Reaches: reach(name, func(chain string) []string { return chains[chain].targets }),
+			Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name),
+			EndsClosed: chains[name].endsClosed,
+			Reaches:    reach(name, func(chain string) []string { return chains[chain].targets }),
 		}
 		for _, reached := range l.Reaches {
 			rules := chains[reached].rules
@@ -227,7 +228,8 @@ func removeLegacyChains(r Rules) error {
 		return now.Keep
 	}
 	goes := func(e *entry) bool {
-		return before.drops(e) && (slices.Contains(r.chains, e.chain) || isBuiltin(e.chain) && slices.Contains(r.chains, e.target))
+		return before.drops(e) && (slices.Contains(r.chains, e.chain) || isBuiltin(e.chain) && slices.Contains(r.chains,
+			e.target))
 	}
 	after, kept, err := before.without(goes)
 	if err != nil {

@@ -59,7 +59,8 @@ func (m *matches) read(expressions nfnetlink.Attributes) (err error) {
 
 // payload says which field of a packet an expression loads.
 func (m *matches) payload(data nfnetlink.Attributes) field {
-	base, offset, size := data.Uint32(unix.NFTA_PAYLOAD_BASE), data.Uint32(unix.NFTA_PAYLOAD_OFFSET), data.Uint32(unix.NFTA_PAYLOAD_LEN)
+	base, offset, size := data.Uint32(unix.NFTA_PAYLOAD_BASE), data.Uint32(unix.NFTA_PAYLOAD_OFFSET),
+		data.Uint32(unix.NFTA_PAYLOAD_LEN)
 	addrOffset, addrSize := uint32(16), uint32(4)
 	if m.family == ip.V6 {
 		addrOffset, addrSize = 24, 16

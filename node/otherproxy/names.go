@@ -11,10 +11,12 @@ import (
 func chainsOf(table string) []string {
 	switch table {
 	case "nat":
-		return []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER"}
+		return []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-NODE-PORT",
+			"KUBE-LOAD-BALANCER"}
 	case "filter":
 		return []string{
-			"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+			"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL",
+			"KUBE-PROXY-CANARY",
 			"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 		}
 	case "mangle":
@@ -32,9 +34,10 @@ func isChain(table, chain string) bool {
 	if slices.Contains(chainsOf(table), chain) {
 		return true
 	}
-	return table == "nat" && slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"}, func(prefix string) bool {
-		return strings.HasPrefix(chain, prefix)
-	})
+	return table == "nat" && slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"},
+		func(prefix string) bool {
+			return strings.HasPrefix(chain, prefix)
+		})
 }
 
 // OfKubernetes says whether a chain of a table of iptables is kube-proxy's own, or the kubelet's KUBE-FIREWALL. What
@@ -48,7 +51,8 @@ func OfKubernetes(table, chain string) bool {
 // itself (k8s.io/kubernetes/pkg/proxy/iptables, iptablesJumpChains; ipvs, iptablesJumpChain).
 func isJumpComment(comment string) bool {
 	return slices.Contains([]string{
-		"kubernetes service portals", "kubernetes externally-visible service portals", "kubernetes health check service ports",
+		"kubernetes service portals", "kubernetes externally-visible service portals",
+		"kubernetes health check service ports",
 		"kubernetes forwarding rules", "kubernetes load balancer firewall", "kubernetes postrouting rules",
 		"kubernetes health check rules", "kube-proxy firewall rules", "kubernetes ipvs access filter", // of IPVS mode
 	}, comment)

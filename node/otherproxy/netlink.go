@@ -33,7 +33,8 @@ func named(kind uint16, name string) *nfnetlink.Encoder {
 
 // ask sends a request and visits the attributes of each object of the answer. An object that is
 // not there, or a kernel without the family, is no error and no object.
-func (c *conn) ask(kind, flags uint16, f ip.Family, of *nfnetlink.Encoder, visit func(nfnetlink.Attributes) error) error {
+func (c *conn) ask(kind, flags uint16, f ip.Family, of *nfnetlink.Encoder,
+	visit func(nfnetlink.Attributes) error) error {
 	err := c.Receive(kind, flags, uint8(f), of.B, func(m nfnetlink.Message) error {
 		if err := m.Attributes().Check(); err != nil {
 			return err

@@ -49,15 +49,17 @@ func findTable(c *conn, f ip.Family) (r Rules, there bool, err error) {
 		return r, false, err
 	}
 	r = Rules{Kind: NFTables, Table: tableName(f, kubeProxyTable), family: f, ruleset: generation}
-	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, named(unix.NFTA_TABLE_NAME, kubeProxyTable), func(a nfnetlink.Attributes) error {
-		there = true
-		r.mark = fmt.Sprint(a.Uint64(attrTableHandle), a.Uint32(unix.NFTA_TABLE_USE))
-		// Kernels before 5.10 keep no comment.
-		if comment, has := userdata.GetString(a.Get(attrTableUserdata), userdata.TypeComment); has && comment != tableComment {
-			r.Keep = ErrUnknownTable
-		}
-		return nil
-	})
+	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, named(unix.NFTA_TABLE_NAME, kubeProxyTable),
+		func(a nfnetlink.Attributes) error {
+			there = true
+			r.mark = fmt.Sprint(a.Uint64(attrTableHandle), a.Uint32(unix.NFTA_TABLE_USE))
+			// Kernels before 5.10 keep no comment.
+			if comment, has := userdata.GetString(a.Get(attrTableUserdata), userdata.TypeComment); has &&
+				comment != tableComment {
+				r.Keep = ErrUnknownTable
+			}
+			return nil
+		})
 	if err != nil {
 		return r, false, fmt.Errorf("look up table %s: %w", r.Table, err)
 	}
@@ -100,17 +102,18 @@ func findNFTChainsIn(c *conn, f ip.Family, table string) (Rules, error) {
 		return r, err
 	}
 	var others []string
-	err = c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f, named(unix.NFTA_CHAIN_TABLE, table), func(a nfnetlink.Attributes) error {
-		name := a.Text(unix.NFTA_CHAIN_NAME)
-		switch {
-		case a.Text(unix.NFTA_CHAIN_TABLE) != table: // the dump is of all tables
-		case isChain(table, name):
-			r.chains = append(r.chains, name)
-		default:
-			others = append(others, name)
-		}
-		return nil
-	})
+	err = c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f, named(unix.NFTA_CHAIN_TABLE, table),
+		func(a nfnetlink.Attributes) error {
+			name := a.Text(unix.NFTA_CHAIN_NAME)
+			switch {
+			case a.Text(unix.NFTA_CHAIN_TABLE) != table: // the dump is of all tables
+			case isChain(table, name):
+				r.chains = append(r.chains, name)
+			default:
+				others = append(others, name)
+			}
+			return nil
+		})
 	if err != nil || len(r.chains) == 0 {
 		return r, err
 	}
@@ -183,7 +186,8 @@ func removeNFTChains(r Rules) error {
 	_, table, _ := strings.Cut(r.Table, " ")
 	b := newBatch(r.ruleset)
 	for _, j := range r.jumps {
-		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, j.chain).Uint64(unix.NFTA_RULE_HANDLE, j.handle))
+		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN,
+			j.chain).Uint64(unix.NFTA_RULE_HANDLE, j.handle))
 	}
 	// Chains lead to each other, so all are emptied first.
 	for _, chain := range r.chains {

@@ -38,9 +38,11 @@ func (o *Opening) remedy() string {
 	}
 	switch o.Hook {
 	case "forward":
-		return fmt.Sprintf("add a rule before it that accepts what Services translate, such as %s -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", command)
+		return fmt.Sprintf("add a rule before it that accepts what Services translate, such as %s -I FORWARD -m conntrack "+
+			"--ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", command)
 	case "input":
-		return fmt.Sprintf("add rules before it that accept the health check node ports, such as %s -I INPUT -p tcp --dport PORT -j ACCEPT (%s -S %s lists them)", command, command, o.Chain)
+		return fmt.Sprintf("add rules before it that accept the health check node ports, such as %s -I INPUT -p tcp "+
+			"--dport PORT -j ACCEPT (%s -S %s lists them)", command, command, o.Chain)
 	}
 	return fmt.Sprintf("add rules before it that accept the same (%s -S %s lists them)", command, o.Chain)
 }
@@ -88,7 +90,8 @@ func (r Rules) part(closed func(Opening) error) (gone, stays Rules, err error) {
 			continue
 		}
 		kept = append(kept, o.reaches...)
-		errs = append(errs, fmt.Errorf("chain %s in %s stays: %w: %w; %s, and then run nftproxy cleanup --kube-proxy --remove-accepting (docs/migrate.md)",
+		errs = append(errs, fmt.Errorf("chain %s in %s stays: %w: %w; %s, and then run nftproxy cleanup --kube-proxy "+
+			"--remove-accepting (docs/migrate.md)",
 			o.Chain, o.Table, ErrOpens, why, o.remedy()))
 	}
 	gone, stays = r, r

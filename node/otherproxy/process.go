@@ -140,8 +140,8 @@ func (r *Running) findProcesses(proc string, here network) (node bool, err error
 	return node, nil
 }
 
-// embeds says whether a program of that name may run kube-proxy as a part of itself: k3s by any version, as server or agent,
-// kubelite of MicroK8s, and the node's part of OpenShift's SDN, of 4 and of 3.11.
+// embeds says whether a program of that name may run kube-proxy as a part of itself: k3s by any version, as server or
+// agent, kubelite of MicroK8s, and the node's part of OpenShift's SDN, of 4 and of 3.11.
 func embeds(name string) bool {
 	return name == "openshift" || hasPrefix(name, "k3s", "kubelite", "openshift-sdn")
 }
@@ -214,18 +214,21 @@ func isKubeProxy(name string, args []string) bool {
 // answersAsKubeProxy says whether the server at an address tells the mode of a kube-proxy.
 func answersAsKubeProxy(ctx context.Context, address string) bool {
 	mode, code := get(ctx, address, "/proxyMode")
-	return code == http.StatusOK && slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(string(mode)))
+	return code == http.StatusOK && slices.Contains([]string{"iptables", "ipvs", "nftables"},
+		strings.TrimSpace(string(mode)))
 }
 
-// healthOfAnother says whether the server at an address answers as kube-proxy's health server does. Service proxies that
-// stand for kube-proxy may answer so too.
+// healthOfAnother says whether the server at an address answers as kube-proxy's health server does. Service proxies
+// that stand for kube-proxy may answer so too.
 func healthOfAnother(ctx context.Context, address string) bool {
 	text, code := get(ctx, address, "/healthz")
 	var times struct{ LastUpdated, CurrentTime *string }
-	return (code == http.StatusOK || code == http.StatusServiceUnavailable) && json.Unmarshal(text, &times) == nil && times.LastUpdated != nil && times.CurrentTime != nil
+	return (code == http.StatusOK || code == http.StatusServiceUnavailable) && json.Unmarshal(text, &times) == nil &&
+		times.LastUpdated != nil && times.CurrentTime != nil
 }
 
-// AnswersAsOurs says whether the server at an address is an nftproxy's, with or without TLS. It asks for four seconds at most.
+// AnswersAsOurs says whether the server at an address is an nftproxy's, with or without TLS. It asks for four seconds
+// at most.
 func AnswersAsOurs(ctx context.Context, address string) bool {
 	return slices.ContainsFunc([]string{"http", "https"}, func(scheme string) bool {
 		_, _, server := ask(ctx, scheme+"://"+address+"/healthz")
@@ -242,8 +245,8 @@ func get(ctx context.Context, address, path string) (text []byte, code int) {
 	return text, code
 }
 
-// ask asks a server, for two seconds at most, and returns the beginning of the answer and what the server calls itself. The
-// code is 0 if there is no answer. Any certificate will do: the request tells the server nothing.
+// ask asks a server, for two seconds at most, and returns the beginning of the answer and what the server calls itself.
+// The code is 0 if there is no answer. Any certificate will do: the request tells the server nothing.
 func ask(ctx context.Context, url string) (text []byte, code int, server string) {
 	const patience, longest = 2 * time.Second, 1024
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -61,7 +61,8 @@ func TestProcesses(t *testing.T) {
 		want      string
 		node      bool
 	}{
-		"kubeadm":                {[]string{"1 1 /sbin/init", "7 1 /usr/bin/kubelet --x", "9 1 /usr/local/bin/kube-proxy --config=/a"}, "runs (PID 9)", true},
+		"kubeadm": {[]string{"1 1 /sbin/init", "7 1 /usr/bin/kubelet --x",
+			"9 1 /usr/local/bin/kube-proxy --config=/a"}, "runs (PID 9)", true},
 		"after it has ended":     {[]string{"1 1 /sbin/init", "7 1 /usr/bin/kubelet --x"}, "does not run", true},
 		"another node's":         {[]string{"7 1 /usr/bin/kubelet", "9 2 /usr/local/bin/kube-proxy"}, "does not run", true},
 		"a namespace unreadable": {[]string{"7 1 /usr/bin/kubelet", "9 - kube-proxy"}, "runs (PID 9)", true},
@@ -72,17 +73,26 @@ func TestProcesses(t *testing.T) {
 		"hyperkube":              {[]string{"7 1 /hyperkube kubelet", "9 1 /hyperkube proxy"}, "runs (PID 9)", false},
 		"a container":            {[]string{"1 1 /nftproxy run"}, "does not run", false},
 		"a pod's namespace":      {[]string{"1 1 /pause", "9 1 /nftproxy run"}, "does not run", false},
-		"an unreadable one":      {[]string{"7 1 /usr/bin/kubelet", "9 1 kube-proxy unreadable"}, "may run: PID 9 may be a kube-proxy: read PROC/9/cmdline: is a directory", true},
-		"unreadable, elsewhere":  {[]string{"7 1 /usr/bin/kubelet", "9 2 kube-proxy unreadable"}, "does not run", true},
-		"another's cmdline":      {[]string{"7 1 /usr/bin/kubelet", "9 1 database unreadable"}, "does not run", true},
-		"k3s":                    {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s server"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
-		"k3s of a version":       {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s-v1.30 agent"}, "may run: k3s-v1.30 (PID 7) may have a kube-proxy inside", true},
-		"MicroK8s":               {[]string{"1 1 /sbin/init", "7 1 /snap/microk8s/1/kubelite --x"}, "may run: kubelite (PID 7) may have a kube-proxy inside", true},
-		"OpenShift":              {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /usr/bin/openshift-sdn-node --x"}, "may run: openshift-sdn-node (PID 7) may have a kube-proxy inside", true},
-		"a version of its own":   {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /opt/kube-proxy-v1.30.1 --config=/a"}, "runs (PID 7)", true},
-		"by its file":            {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /usr/bin/node-agent x exe=/usr/local/bin/k3s"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
-		"kube-proxy by its file": {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 proxy --config=/a exe=/opt/kube-proxy"}, "runs (PID 7)", true},
-		"k3s, renamed":           {[]string{"7 1 /usr/bin/k3s-agent", "8 1 sh kube-proxy"}, "may run: k3s-agent (PID 7) may have a kube-proxy inside", true},
+		"an unreadable one": {[]string{"7 1 /usr/bin/kubelet", "9 1 kube-proxy unreadable"},
+			"may run: PID 9 may be a kube-proxy: read PROC/9/cmdline: is a directory", true},
+		"unreadable, elsewhere": {[]string{"7 1 /usr/bin/kubelet", "9 2 kube-proxy unreadable"}, "does not run", true},
+		"another's cmdline":     {[]string{"7 1 /usr/bin/kubelet", "9 1 database unreadable"}, "does not run", true},
+		"k3s": {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s server"},
+			"may run: k3s (PID 7) may have a kube-proxy inside", true},
+		"k3s of a version": {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s-v1.30 agent"},
+			"may run: k3s-v1.30 (PID 7) may have a kube-proxy inside", true},
+		"MicroK8s": {[]string{"1 1 /sbin/init", "7 1 /snap/microk8s/1/kubelite --x"},
+			"may run: kubelite (PID 7) may have a kube-proxy inside", true},
+		"OpenShift": {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /usr/bin/openshift-sdn-node --x"},
+			"may run: openshift-sdn-node (PID 7) may have a kube-proxy inside", true},
+		"a version of its own": {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet",
+			"7 1 /opt/kube-proxy-v1.30.1 --config=/a"}, "runs (PID 7)", true},
+		"by its file": {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet",
+			"7 1 /usr/bin/node-agent x exe=/usr/local/bin/k3s"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
+		"kube-proxy by its file": {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet",
+			"7 1 proxy --config=/a exe=/opt/kube-proxy"}, "runs (PID 7)", true},
+		"k3s, renamed": {[]string{"7 1 /usr/bin/k3s-agent", "8 1 sh kube-proxy"},
+			"may run: k3s-agent (PID 7) may have a kube-proxy inside", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r Running
@@ -119,7 +129,8 @@ func TestHealthOfAnother(t *testing.T) {
 		server, body string
 		want         bool
 	}{
-		"kube-proxy":      {200, "", `{"lastUpdated": "2026-01-01 00:00:00 +0000 UTC","currentTime": "2026-01-01 00:00:00 +0000 UTC", "nodeEligible": true}`, true},
+		"kube-proxy": {200, "", `{"lastUpdated": "2026-01-01 00:00:00 +0000 UTC","currentTime": "2026-01-01 00:00:00 ` +
+			`+0000 UTC", "nodeEligible": true}`, true},
 		"it fails":        {503, "", `{"lastUpdated": "2026-01-01","currentTime": "2026-01-01"}`, true},
 		"nftproxy":        {200, ServerHeader, `{"lastUpdated": "2026-01-01","currentTime": "2026-01-01"}`, false},
 		"another program": {200, "", `{"status": "ok"}`, false},

@@ -84,14 +84,16 @@ func removeAllOfIPVS(of Removal, report func(Rules, error)) {
 // Final says whether the outcome of a removal is a reason to keep the rules, so that another try
 // would have the same outcome while the rules are the same.
 func Final(outcome error) bool {
-	return outcome == nil || slices.ContainsFunc([]error{ErrForeign, ErrOpens, ErrUnknownTable, ErrOthersServer, ErrSetUsed}, func(reason error) bool {
+	return outcome == nil || slices.ContainsFunc([]error{ErrForeign, ErrOpens, ErrUnknownTable, ErrOthersServer,
+		ErrSetUsed}, func(reason error) bool {
 		return errors.Is(outcome, reason)
 	})
 }
 
 // removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges again at each
 // try what closes: the ruleset that it is about is the one that the kernel then changes.
-func removeLatest(ctx context.Context, r Rules, closed func(Opening) error) (gone Rules, goneErr error, stays Rules, staysErr error) {
+func removeLatest(ctx context.Context, r Rules, closed func(Opening) error) (gone Rules, goneErr error, stays Rules,
+	staysErr error) {
 	for try := 1; ; try++ {
 		latest, there, err := r.again()
 		switch {

@@ -9,8 +9,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestServiceRules: kube-proxy's virtual servers count as served only when its chain for Services has rules, in the same family and in
-// either interface of iptables. The chain alone is there before the virtual servers.
+// TestServiceRules: kube-proxy's virtual servers count as served only when its chain for Services has rules, in the
+// same family and in either interface of iptables. The chain alone is there before the virtual servers.
 func TestServiceRules(t *testing.T) {
 	for _, backend := range []string{"nft", "legacy"} {
 		t.Run(backend, func(t *testing.T) {

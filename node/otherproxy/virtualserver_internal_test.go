@@ -17,7 +17,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestVirtualServer: what the kernel says about virtual servers and their servers is taken over, and names them to the kernel again.
+// TestVirtualServer: what the kernel says about virtual servers and their servers is taken over, and names them to the
+// kernel again.
 func TestVirtualServer(t *testing.T) {
 	for text, of := range map[string]ipvs.Service{
 		"10.96.0.10:53/udp":    {Family: ipvs.INET, Protocol: ipvs.UDP, Port: 53},
@@ -66,7 +67,8 @@ func TestVirtualServer(t *testing.T) {
 
 // TestOfKubeProxy: which virtual servers kube-proxy can have made.
 func TestOfKubeProxy(t *testing.T) {
-	bound := []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2"), netip.MustParseAddr("fd00:96::1")}
+	bound := []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2"),
+		netip.MustParseAddr("fd00:96::1")}
 	ports := map[nodePort]bool{{ip.V4, unix.IPPROTO_TCP, 30080}: true}
 	exclude := []netip.Prefix{netip.MustParsePrefix("10.96.0.2/32")}
 	server := func(protocol uint8, to string) virtualServer {
@@ -95,8 +97,10 @@ func TestOfKubeProxy(t *testing.T) {
 		got[what] = s.ofKubeProxy(bound, ports, exclude)
 	}
 	want := map[string]bool{
-		"a Service's address": true, "the same of IPv6": true, "a node port": true, "another protocol's port": false, "the other family's port": false,
-		"an address that is not bound": false, "an address that is excluded": false, "a mark": false, "a network": false, "direct routing": false,
+		"a Service's address": true, "the same of IPv6": true, "a node port": true, "another protocol's port": false,
+		"the other family's port":      false,
+		"an address that is not bound": false, "an address that is excluded": false, "a mark": false, "a network": false,
+		"direct routing":                false,
 		"a protocol that Services lack": false, "a Service that has connections": true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -104,8 +108,8 @@ func TestOfKubeProxy(t *testing.T) {
 	}
 }
 
-// TestKernelVirtualServers: what a kernel with IPVS tells of virtual servers in a network namespace, and that one of them
-// goes.
+// TestKernelVirtualServers: what a kernel with IPVS tells of virtual servers in a network namespace, and that one of
+// them goes.
 func TestKernelVirtualServers(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "servers")
 	if err := ns.Do(func() error { return tryVirtualServers(t) }); err != nil {
@@ -132,7 +136,8 @@ func tryVirtualServers(t *testing.T) error {
 		{Family: ipvs.INET, Protocol: ipvs.UDP, Address: v4, Port: 53, Netmask: all(32)},
 		{Family: ipvs.INET6, Protocol: ipvs.TCP, Address: v6, Port: 443, Netmask: all(128)},
 		{Family: ipvs.INET, FWMark: 7, Netmask: all(32)},
-		{Family: ipvs.INET, Protocol: ipvs.TCP, Address: v4, Port: 80, Netmask: netmask.MaskFrom(24, 32), Flags: ipvs.ServicePersistent, Timeout: 60},
+		{Family: ipvs.INET, Protocol: ipvs.TCP, Address: v4, Port: 80, Netmask: netmask.MaskFrom(24, 32),
+			Flags: ipvs.ServicePersistent, Timeout: 60},
 	} {
 		s.Scheduler = "rr"
 		if err := c.CreateService(s); err != nil {

@@ -29,10 +29,10 @@ type legacyTable struct {
 	mark string
 }
 
-// Look returns the kinds of which kube-proxy has rules in the kernel, in the order of Kinds. written says that the rules are
-// not those of the look before. It sees when rules come, and when a Service or endpoint comes or goes, but for
-// changes in iptables-legacy that leave the number and size of all rules the same; of iptables-nft it sees each time that
-// kube-proxy writes its rules, since it writes those of small chains again.
+// Look returns the kinds of which kube-proxy has rules in the kernel, in the order of Kinds. written says that the
+// rules are not those of the look before. It sees when rules come, and when a Service or endpoint comes or goes, but
+// for changes in iptables-legacy that leave the number and size of all rules the same; of iptables-nft it sees each
+// time that kube-proxy writes its rules, since it writes those of small chains again.
 func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 	c, err := dial()
 	if err != nil {
@@ -105,7 +105,8 @@ func (w *Watcher) lookLegacy(f ip.Family) (there bool, mark string, err error) {
 		}
 		table, err := w.lookLegacyTable(f, name)
 		if err != nil {
-			return false, "", fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, name), err)
+			return false, "", fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, name),
+				err)
 		}
 		there, mark = there || table.has, mark+table.mark
 	}

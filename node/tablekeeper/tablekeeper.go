@@ -99,7 +99,8 @@ func Keep(table string, log *slog.Logger) (name string, end func()) {
 	name = keeperOf(table) + rand.Text()
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: name})
 	if err != nil {
-		log.Warn("cannot mark our tables as in use: a run with another --nftproxy-table may remove them", "table", table, "err", err)
+		log.Warn("cannot mark our tables as in use: a run with another --nftproxy-table may remove them", "table", table,
+			"err", err)
 		return name, func() {}
 	}
 	return name, func() { _ = socket.Close() } // It has no data to lose.
@@ -137,8 +138,8 @@ func List() (Keepers, error) {
 // their names.
 type Keepers map[string]string
 
-// Used says whether a running nftproxy uses the table of that name. owner is its owner's netlink port, 0 for none: a used
-// table has an owner, or on kernels without owners a process that keeps it (see Keep).
+// Used says whether a running nftproxy uses the table of that name. owner is its owner's netlink port, 0 for none: a
+// used table has an owner, or on kernels without owners a process that keeps it (see Keep).
 func (k Keepers) Used(table string, owner uint32) bool { return owner != 0 || len(k.of(table, "")) > 0 }
 
 // of returns the inodes of a table's Keepers, sorted, without the socket of that name.

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Archives runs a test for each txtar file that matches the pattern, named after the file. With update it writes back what the
-// test has made of the archive.
+// Archives runs a test for each txtar file that matches the pattern, named after the file. With update it writes back
+// what the test has made of the archive.
 func Archives(t *testing.T, pattern string, update bool, test func(*testing.T, *txtar.Archive)) {
 	t.Helper()
 	files, err := filepath.Glob(pattern)

@@ -68,7 +68,8 @@ const maxLimit = 1e300
 //	  buckets 0.001 0.002
 func (m Metric) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s{%s}\n  help %s\n", m.Type, m.Name, strings.Join(m.Labels, ","), strings.ReplaceAll(m.Help, "\n", " "))
+	fmt.Fprintf(&b, "%s %s{%s}\n  help %s\n", m.Type, m.Name, strings.Join(m.Labels, ","), strings.ReplaceAll(m.Help, "\n",
+		" "))
 	if m.Buckets != nil {
 		b.WriteString("  buckets")
 		for _, limit := range m.Buckets {

@@ -63,7 +63,8 @@ func TestBroken(t *testing.T) {
 	if _, err := check.ParseMetrics(strings.NewReader("a b c\n")); err == nil {
 		t.Error("a broken page was read")
 	}
-	for _, text := range []string{"counter a\n", "  help x\n", "counter a{}\n  buckets x\n", "counter a{}\n  color red\n"} {
+	for _, text := range []string{"counter a\n", "  help x\n", "counter a{}\n  buckets x\n",
+		"counter a{}\n  color red\n"} {
 		if _, err := check.ReadMetrics(strings.NewReader(text)); err == nil {
 			t.Errorf("%q was read", text)
 		}

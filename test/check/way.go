@@ -73,7 +73,8 @@ func (w Way) Run(rng *rand.Rand, script *Script, tables Tables) (*nft.Model, *nf
 	r := runner{way: w, rng: rng, tables: tables, config: script.Config, now: time.Unix(0, 0)}
 	r.world.services = map[service.Name]*service.Service{}
 	if w.Otherwise {
-		r.config.MasqueradeMark, r.config.Counters, r.config.MasqueradeAll = otherMark(r.config.MasqueradeMark), !r.config.Counters, !r.config.MasqueradeAll
+		r.config.MasqueradeMark, r.config.Counters, r.config.MasqueradeAll = otherMark(r.config.MasqueradeMark),
+			!r.config.Counters, !r.config.MasqueradeAll
 	}
 	for i, step := range script.Steps {
 		last := i == len(script.Steps)-1

@@ -72,7 +72,8 @@ func TestFastPath(t *testing.T) {
 			rate = append(rate, slow.time.Seconds()/fast.time.Seconds())
 			cpu = append(cpu, fast.cpu.Seconds()/slow.cpu.Seconds())
 			if fast.forwarded > slow.forwarded/4 {
-				t.Errorf("%s: the hook saw %d packets with the flowtable, and %d without", traffic.name, fast.forwarded, slow.forwarded)
+				t.Errorf("%s: the hook saw %d packets with the flowtable, and %d without", traffic.name, fast.forwarded,
+					slow.forwarded)
 			}
 		}
 		t.Logf("%s: with the fast path %s of the rate, and %s of the CPU time", traffic.name, spread(rate), spread(cpu))

@@ -51,10 +51,11 @@ func (c client) ask(datagrams int, want uint16) {
 // flows are the entries of connections to the Service.
 func (c client) flows(p service.Protocol) (flows []conntrack.Flow) {
 	c.Helper()
-	c.must(c.table.Flows(c.Context(), conntrack.Filter{Protocol: p, Dst: c.clusterIP.Addr()}, func(f conntrack.Flow) error {
-		flows = append(flows, f)
-		return nil
-	}))
+	c.must(c.table.Flows(c.Context(), conntrack.Filter{Protocol: p, Dst: c.clusterIP.Addr()},
+		func(f conntrack.Flow) error {
+			flows = append(flows, f)
+			return nil
+		}))
 	return flows
 }
 

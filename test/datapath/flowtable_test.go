@@ -1,6 +1,7 @@
-// Package datapath sends traffic through the rules and the kernel in ways that the scenarios do not have: associations of the
-// kernel's own SCTP, a node with interfaces in a VRF, and two ways that nftproxy does not take: connections through the kernel's flowtable (docs/evidence/kernels.md has
-// the figures, and the command that runs these tests on a kernel that has flowtables), and objects of time-outs (docs/internals/options.md).
+// Package datapath sends traffic through the rules and the kernel in ways that the scenarios do not have: associations
+// of the kernel's own SCTP, a node with interfaces in a VRF, and two ways that nftproxy does not take: connections
+// through the kernel's flowtable (docs/evidence/kernels.md has the figures, and the command that runs these tests on a
+// kernel that has flowtables), and objects of time-outs (docs/internals/options.md).
 //
 // The tests are skipped where the kernel lacks what they need.
 package datapath
@@ -54,12 +55,14 @@ func (w network) routeBalancers() {
 // compile compiles Services in a snapshot's text, with node ports at these addresses.
 func (w network) compile(services string, nodePorts ...string) *nft.Program {
 	w.Helper()
-	node := fmt.Sprintf("node n\n  address %v\n  address %v\n  host-address %[1]v\n  host-address %[2]v\n", w.NodeAddrs.V4(), w.NodeAddrs.V6())
+	node := fmt.Sprintf("node n\n  address %v\n  address %v\n  host-address %[1]v\n  host-address %[2]v\n",
+		w.NodeAddrs.V4(), w.NodeAddrs.V6())
 	snapshot, err := gen.ReadSnapshot(strings.NewReader(node + services))
 	w.must(err)
 	addresses, err := service.ParseNodePortAddresses(nodePorts)
 	w.must(err)
-	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{NodePortAddresses: addresses, ClusterCIDRs: w.ClusterCIDRs}}, snapshot)
+	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable,
+		Settings: service.Settings{NodePortAddresses: addresses, ClusterCIDRs: w.ClusterCIDRs}}, snapshot)
 }
 
 // world is a node with our rules for a Service with one endpoint, and a pod as client.

@@ -24,11 +24,11 @@ const beyond = 1 << 27
 
 const beLiberal = "net.netfilter.nf_conntrack_tcp_be_liberal"
 
-// TestSegmentOutOfWindow: connection tracking does not know a segment out of the window, so it reaches the client with the endpoint's
-// address in place of the Service's. The client answers with a reset, which ends the endpoint's side
-// (https://github.com/kubernetes/kubernetes/issues/74839). nf_conntrack_tcp_be_liberal has the kernel translate it, for every
-// client. A rule that drops it where packets are forwarded helps a client that the connection is forwarded to: the node itself, and
-// clients whose connections are masqueraded, get it without.
+// TestSegmentOutOfWindow: connection tracking does not know a segment out of the window, so it reaches the client with
+// the endpoint's address in place of the Service's. The client answers with a reset, which ends the endpoint's side
+// (https://github.com/kubernetes/kubernetes/issues/74839). nf_conntrack_tcp_be_liberal has the kernel translate it, for
+// every client. A rule that drops it where packets are forwarded helps a client that the connection is forwarded to:
+// the node itself, and clients whose connections are masqueraded, get it without.
 func TestSegmentOutOfWindow(t *testing.T) {
 	type fate struct{ plain, liberal, dropped string }
 	const ends, lives = "ends", "lives"
@@ -38,9 +38,12 @@ func TestSegmentOutOfWindow(t *testing.T) {
 		port uint16
 		fate
 	}{
-		"from a pod":                   {func(w *timed) *testnet.Namespace { return w.client.NS }, clusterIP, 80, fate{ends, lives, lives}},
-		"from the node":                {func(w *timed) *testnet.Namespace { return w.Node }, clusterIP, 80, fate{ends, lives, ends}},
-		"from outside, by a node port": {func(w *timed) *testnet.Namespace { return w.Outside }, nodeAddr, 30080, fate{ends, lives, ends}},
+		"from a pod": {func(w *timed) *testnet.Namespace { return w.client.NS }, clusterIP, 80,
+			fate{ends, lives, lives}},
+		"from the node": {func(w *timed) *testnet.Namespace { return w.Node }, clusterIP, 80,
+			fate{ends, lives, ends}},
+		"from outside, by a node port": {func(w *timed) *testnet.Namespace { return w.Outside }, nodeAddr, 30080,
+			fate{ends, lives, ends}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newOpenWorld(t)
@@ -104,8 +107,8 @@ func newOpenWorld(t *testing.T) *timed {
 	return w
 }
 
-// outOfWindow opens a connection, has the endpoint that listens send a segment that is out of the window, and tells what becomes of the
-// connection: the endpoint sees that it ends, or it carries more data.
+// outOfWindow opens a connection, has the endpoint that listens send a segment that is out of the window, and tells
+// what becomes of the connection: the endpoint sees that it ends, or it carries more data.
 func (w *timed) outOfWindow(from *testnet.Namespace, listener net.Listener, to netip.AddrPort) string {
 	w.Helper()
 	client, err := from.Dial(w.Context(), "tcp", to.String())
@@ -192,8 +195,8 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// sequence returns the next sequence number that an end of a connection sends, and the next one that it expects. The kernel tells
-// them in repair mode (tcp.h), which CRIU made.
+// sequence returns the next sequence number that an end of a connection sends, and the next one that it expects. The
+// kernel tells them in repair mode (tcp.h), which CRIU made.
 func sequence(end *net.TCPConn) (next, expected uint32, err error) {
 	const sendQueue, receiveQueue, offWithoutProbe = 2, 1, -1
 	conn, err := end.SyscallConn()

@@ -190,9 +190,9 @@ func talk(t *testing.T, from *testnet.Namespace, to netip.AddrPort) (server stri
 	return server, nil
 }
 
-// TestAssociations: the kernel's own SCTP reaches Services, in place of the single packets of package testnet, which kernels
-// without SCTP can send too (those skip this test). Associations through the cluster IP, from a pod and from the node, reach
-// the Service's endpoints, each of them, and one to a Service without endpoints comes to nothing.
+// TestAssociations: the kernel's own SCTP reaches Services, in place of the single packets of package testnet, which
+// kernels without SCTP can send too (those skip this test). Associations through the cluster IP, from a pod and from
+// the node, reach the Service's endpoints, each of them, and one to a Service without endpoints comes to nothing.
 func TestAssociations(t *testing.T) {
 	world := testnet.NewForTest(t, testnet.Config{})
 	must := func(err error) {
@@ -207,13 +207,15 @@ func TestAssociations(t *testing.T) {
 		must(err)
 		pods[name] = pod
 	}
-	for family, pick := range map[string]func(testnet.Addrs) netip.Addr{"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
+	for family, pick := range map[string]func(testnet.Addrs) netip.Addr{
+		"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
 		t.Run(family, func(t *testing.T) {
 			clusterIP, empty := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")
 			if family == "IPv6" {
 				clusterIP, empty = netip.MustParseAddr("fd00:96::1"), netip.MustParseAddr("fd00:96::2")
 			}
-			text := fmt.Sprintf("node n\nservice a/b created 2026-01-01T00:00:00Z\ncluster-ip %v\nport a sctp 3868 node-port 30038\n", clusterIP)
+			text := fmt.Sprintf("node n\nservice a/b created 2026-01-01T00:00:00Z\ncluster-ip %v\nport a sctp 3868 node-port "+
+				"30038\n", clusterIP)
 			for _, name := range []string{"one", "two"} {
 				at := netip.AddrPortFrom(pick(pods[name].Addrs), 3868)
 				serve(t, pods[name], name, at)

@@ -15,14 +15,16 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// The node's time-outs of a test of Services' own. They are longer than those of the Services, and the test ends long before any.
+// The node's time-outs of a test of Services' own. They are longer than those of the Services, and the test ends long
+// before any.
 const (
 	nodeUnreplied   = 200_000 * time.Second
 	nodeReplied     = 300_000 * time.Second
 	nodeEstablished = 900_000 * time.Second
 )
 
-// timed is a node with Services in both families: one that asks for time-outs, with every way in, and one that does not.
+// timed is a node with Services in both families: one that asks for time-outs, with every way in, and one that does
+// not.
 type timed struct {
 	network
 	client, server *testnet.Pod
@@ -48,7 +50,8 @@ func newTimed(t *testing.T) *timed {
 	w.table, err = conntrack.Open(conntrack.Config{NetNS: w.Node.Fd()})
 	w.must(err)
 	t.Cleanup(func() { w.must(w.table.Close()) })
-	for name, d := range map[string]time.Duration{"udp_timeout": nodeUnreplied, "udp_timeout_stream": nodeReplied, "tcp_timeout_established": nodeEstablished} {
+	for name, d := range map[string]time.Duration{"udp_timeout": nodeUnreplied, "udp_timeout_stream": nodeReplied,
+		"tcp_timeout_established": nodeEstablished} {
 		w.must(w.Node.Sysctl("net.netfilter.nf_conntrack_"+name, fmt.Sprint(d.Seconds())))
 	}
 	w.routeBalancers()
@@ -56,7 +59,8 @@ func newTimed(t *testing.T) *timed {
 }
 
 // options are lines of the snapshot's text.
-const options = "option port-ranges 8080-8081/TCP,8080-8081/UDP\noption tcp-established-timeout 2h\noption udp-timeouts 10m,24h\n"
+const options = "option port-ranges 8080-8081/TCP,8080-8081/UDP\noption tcp-established-timeout 2h\noption " +
+	"udp-timeouts 10m,24h\n"
 
 // serve applies the rules of both Services. The first one has these options.
 func (w *timed) serve(options string) {
@@ -92,10 +96,12 @@ ENDPOINTS
 	w.state = next
 }
 
-// connect makes a connection, and returns its entry once it has a time-out of at most high and more than low. A flow of UDP is asked
-// again and again, since its entry needs answers over two seconds. One of TCP is asked once: the kernel takes a short time-out while
-// data is not acknowledged (nf_conntrack_tcp_timeout_unacknowledged), and a client that has just read may acknowledge 40 ms later.
-func (w *timed) connect(from *testnet.Namespace, p service.Protocol, to netip.AddrPort, low, high time.Duration, answers bool) conntrack.Flow {
+// connect makes a connection, and returns its entry once it has a time-out of at most high and more than low. A flow of
+// UDP is asked again and again, since its entry needs answers over two seconds. One of TCP is asked once: the kernel
+// takes a short time-out while data is not acknowledged (nf_conntrack_tcp_timeout_unacknowledged), and a client that
+// has just read may acknowledge 40 ms later.
+func (w *timed) connect(from *testnet.Namespace, p service.Protocol, to netip.AddrPort, low, high time.Duration,
+	answers bool) conntrack.Flow {
 	w.Helper()
 	conn, err := from.Dial(w.Context(), strings.ToLower(p.String()), to.String())
 	w.must(err)
@@ -168,8 +174,8 @@ func (w *timed) listen(answers bool) (stop func()) {
 	}
 }
 
-// TestServiceTimeouts: connections to a Service have the time-outs that it asks for, by each way in and in both families, and those
-// to other Services have the node's.
+// TestServiceTimeouts: connections to a Service have the time-outs that it asks for, by each way in and in both
+// families, and those to other Services have the node's.
 func TestServiceTimeouts(t *testing.T) {
 	w := newTimed(t)
 	w.serve(options)
@@ -216,8 +222,8 @@ func TestServiceTimeouts(t *testing.T) {
 	}
 }
 
-// TestServiceTimeoutsChange: connections keep what they have when the annotations change or go, and when the process is another
-// one. Objects stay, and the kernel has none twice.
+// TestServiceTimeoutsChange: connections keep what they have when the annotations change or go, and when the process is
+// another one. Objects stay, and the kernel has none twice.
 func TestServiceTimeoutsChange(t *testing.T) {
 	w := newTimed(t)
 	w.serve(options)
@@ -234,12 +240,13 @@ func TestServiceTimeoutsChange(t *testing.T) {
 		w.must(err)
 		_, err = io.ReadFull(conn, make([]byte, 1))
 		w.must(err)
-		w.must(w.table.Flows(w.Context(), conntrack.Filter{Protocol: service.TCP, Dst: to.Addr()}, func(f conntrack.Flow) error {
-			if f.Original.Src == local && f.Timeout > 2*time.Hour {
-				t.Errorf("the connection has a time-out of %v, which it had not asked for", f.Timeout)
-			}
-			return nil
-		}))
+		w.must(w.table.Flows(w.Context(), conntrack.Filter{Protocol: service.TCP, Dst: to.Addr()},
+			func(f conntrack.Flow) error {
+				if f.Original.Src == local && f.Timeout > 2*time.Hour {
+					t.Errorf("the connection has a time-out of %v, which it had not asked for", f.Timeout)
+				}
+				return nil
+			}))
 	}
 	stays()
 	w.serve("option tcp-established-timeout 72h\n")

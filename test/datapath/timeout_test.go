@@ -27,7 +27,8 @@ const (
 	ofNode      = 7_000 * time.Second
 )
 
-// timeoutObjects is a table in front of ours, as an option of a Service would have it: the first packet meets it untranslated.
+// timeoutObjects is a table in front of ours, as an option of a Service would have it: the first packet meets it
+// untranslated.
 const timeoutObjects = `table ip timeouts {
 	ct timeout datagrams { protocol udp; l3proto ip; policy = { unreplied : 50000, replied : 90000 }; }
 	ct timeout streams { protocol tcp; l3proto ip; policy = { established : 70000 }; }
@@ -48,7 +49,8 @@ const timeoutObjects = `table ip timeouts {
 }`
 
 // otherTimeouts asks for other time-outs of an object that is there.
-const otherTimeouts = "add ct timeout ip timeouts datagrams { protocol udp; l3proto ip; policy = { unreplied : 60000, replied : 99000 }; }\n"
+const otherTimeouts = "add ct timeout ip timeouts datagrams { protocol udp; l3proto ip; policy = { unreplied : " +
+	"60000, replied : 99000 }; }\n"
 
 // haveTimeouts adds the objects.
 func (w *world) haveTimeouts() {
@@ -66,8 +68,8 @@ func (w *world) setTimeouts() {
 	}
 }
 
-// wantTimeout repeats the traffic until the client's one connection to the Service has a time-out of more than low, and at
-// most high, and returns it.
+// wantTimeout repeats the traffic until the client's one connection to the Service has a time-out of more than low, and
+// at most high, and returns it.
 func (c client) wantTimeout(p service.Protocol, low, high time.Duration, traffic func()) conntrack.Flow {
 	c.Helper()
 	for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
@@ -82,8 +84,9 @@ func (c client) wantTimeout(p service.Protocol, low, high time.Duration, traffic
 	}
 }
 
-// TestTimeoutObjects: a connection has the time-outs of the object that its first packet met, which never change. When the object is deleted, the
-// connection stays, and its next packet gives it the node's time-outs. An object that comes back does not have it again.
+// TestTimeoutObjects: a connection has the time-outs of the object that its first packet met, which never change. When
+// the object is deleted, the connection stays, and its next packet gives it the node's time-outs. An object that comes
+// back does not have it again.
 func TestTimeoutObjects(t *testing.T) {
 	w := newWorld(t)
 	w.haveTimeouts()
@@ -94,8 +97,9 @@ func TestTimeoutObjects(t *testing.T) {
 	if err := w.nft.Load(w.Node, otherTimeouts); err != nil {
 		t.Logf("other time-outs for an object: %v", err)
 	}
-	c.wantTimeout(service.UDP, ofNode, unreplied, func() { _, err := c.conn.Write([]byte(".")); w.must(err) }) // nobody answers this
-	datagrams := c.wantTimeout(service.UDP, unreplied, replied, ask)                                           // The kernel calls it a stream after two seconds.
+	// nobody answers this
+	c.wantTimeout(service.UDP, ofNode, unreplied, func() { _, err := c.conn.Write([]byte(".")); w.must(err) })
+	datagrams := c.wantTimeout(service.UDP, unreplied, replied, ask) // The kernel calls it a stream after two seconds.
 	conn, err := w.client.NS.Dial(w.Context(), "tcp", w.clusterIP.String())
 	w.must(err)
 	defer conn.Close()
@@ -136,8 +140,8 @@ const (
 	queueParams  = 2 // NFQA_CFG_PARAMS
 )
 
-// TestDeletedTimeoutAndQueued says what a deleted object of time-outs does to a packet that waits for a program's decision, and
-// that belongs to another connection: some kernels drop every packet that waits.
+// TestDeletedTimeoutAndQueued says what a deleted object of time-outs does to a packet that waits for a program's
+// decision, and that belongs to another connection: some kernels drop every packet that waits.
 func TestDeletedTimeoutAndQueued(t *testing.T) {
 	w := newWorld(t)
 	w.haveTimeouts()
@@ -186,7 +190,8 @@ func TestDeletedTimeoutAndQueued(t *testing.T) {
 	t.Logf("%s packets of 1 still wait", waiting())
 }
 
-// BenchmarkDeletedTimeouts deletes 64 objects beside connections: with each object the kernel walks through all of them.
+// BenchmarkDeletedTimeouts deletes 64 objects beside connections: with each object the kernel walks through all of
+// them.
 func BenchmarkDeletedTimeouts(b *testing.B) {
 	const objects = 64
 	var timeouts, counters strings.Builder
@@ -198,7 +203,8 @@ func BenchmarkDeletedTimeouts(b *testing.B) {
 		for _, kind := range []struct{ name, list string }{{"timeouts", timeouts.String()}, {"counters", counters.String()}} {
 			b.Run(fmt.Sprintf("%s/%d", kind.name, connections), func(b *testing.B) {
 				node, nft := testnet.NewForTest(b, testnet.Config{}).Node, nftcmd.ForTest(b)
-				if err := nft.Load(node, "table ip track { chain output { type filter hook output priority 0; ct state new; }; }"); err != nil {
+				if err := nft.Load(node,
+					"table ip track { chain output { type filter hook output priority 0; ct state new; }; }"); err != nil {
 					b.Fatal(err)
 				}
 				fillTable(b, node, connections)

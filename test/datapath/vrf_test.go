@@ -30,8 +30,9 @@ type vrf struct {
 	client, near, far *testnet.Pod
 }
 
-// newVRF puts these interfaces of the node into a VRF. Its table and the main one both have every route: where one of them names an interface
-// of the other, packets go from the VRF to the rest of the node and back ("route leaking" in the kernel's vrf.rst).
+// newVRF puts these interfaces of the node into a VRF. Its table and the main one both have every route: where one of
+// them names an interface of the other, packets go from the VRF to the rest of the node and back ("route leaking" in
+// the kernel's vrf.rst).
 func newVRF(t *testing.T, inside func(w *vrf) []string) *vrf {
 	w := &vrf{network: newNetwork(t)}
 	var err error
@@ -116,13 +117,14 @@ func (w *vrf) routes(table int) {
 	}
 }
 
-// serve applies the rules of Services whose addresses and node ports end in 1 (endpoint on the node), 2 (on another node), 3 (policy Local)
-// and 4 (without endpoints).
+// serve applies the rules of Services whose addresses and node ports end in 1 (endpoint on the node), 2 (on another
+// node), 3 (policy Local) and 4 (without endpoints).
 func (w *vrf) serve() {
 	w.Helper()
 	var text strings.Builder
 	for i, pod := range []*testnet.Pod{w.near, w.far, w.near, nil} {
-		fmt.Fprintf(&text, "service a/%d created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.%[1]d\n  cluster-ip fd00:96::%[1]d\n"+
+		fmt.Fprintf(&text, "service a/%d created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.%[1]d\n  cluster-ip "+
+			"fd00:96::%[1]d\n"+
 			"  load-balancer-ip 198.51.100.%[1]d\n  load-balancer-ip fd00:99::%[1]d\n", i+1)
 		if i == 2 {
 			text.WriteString("  external-policy Local\n")
@@ -176,7 +178,8 @@ func (w *vrf) ask(all []asks) {
 				case answer.Outcome != want || answer.ID != a.by:
 					w.Errorf("%s: %s by %q, want %s by %q", name, answer.Outcome, answer.ID, want, a.by)
 				case a.by != "" && a.hidden == (answer.Peer == answer.Local):
-					w.Errorf("%s: the endpoint sees %v of a client that is %v; want it hidden: %v", name, answer.Peer, answer.Local, a.hidden)
+					w.Errorf("%s: the endpoint sees %v of a client that is %v; want it hidden: %v", name, answer.Peer, answer.Local,
+						a.hidden)
 				}
 			}
 		}
@@ -229,8 +232,8 @@ func serviceAddrs(networks string, number int) testnet.Addrs {
 	return all
 }
 
-// TestVRF: Services are served on a node some of whose interfaces are in a VRF. Packets pass the hooks of such an interface twice, for itself
-// and for the VRF's device.
+// TestVRF: Services are served on a node some of whose interfaces are in a VRF. Packets pass the hooks of such an
+// interface twice, for itself and for the VRF's device.
 func TestVRF(t *testing.T) {
 	pods := func(w *vrf) []string { return []string{w.client.HostInterface, w.near.HostInterface} }
 	uplink := func(w *vrf) []string { return []string{w.Uplink} }
@@ -264,8 +267,8 @@ func TestVRF(t *testing.T) {
 				{"load balancer, policy Local", w.Outside, serviceAddrs(balancers, 3), 80, "near", false},
 				{"load balancer, no endpoints", w.Outside, serviceAddrs(balancers, 4), 80, "", false},
 			})
-			// A packet for one of the node's addresses has to arrive in the VRF of that address, so a process of the VRF reaches no pod outside it, with
-			// or without a Service, and the other way round.
+			// A packet for one of the node's addresses has to arrive in the VRF of that address, so a process of the VRF reaches
+			// no pod outside it, with or without a Service, and the other way round.
 			if name == "all" {
 				w.processes()
 			}

@@ -71,7 +71,8 @@ func (n *node) routeLike(to, like netip.Addr) {
 // apiEndpoint is the endpoint of the Service default/kubernetes.
 func (n *node) apiEndpoint() netip.AddrPort {
 	n.t.Helper()
-	list, err := n.plane.client.DiscoveryV1().EndpointSlices("default").List(n.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	list, err := n.plane.client.DiscoveryV1().EndpointSlices("default").List(n.ctx,
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	n.must(err)
 	for _, s := range list.Items {
 		if s.AddressType == discoveryv1.AddressTypeIPv4 && len(s.Endpoints) > 0 {

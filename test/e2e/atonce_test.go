@@ -76,7 +76,8 @@ func newAtOnce(t *testing.T) *atOnce {
 
 func (a *atOnce) setZone(zone string) error {
 	patch := fmt.Sprintf(`{"metadata":{"labels":{"%s":"%s"}}}`, corev1.LabelTopologyZone, zone)
-	_, err := a.plane.client.CoreV1().Nodes().Patch(a.ctx, a.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := a.plane.client.CoreV1().Nodes().Patch(a.ctx, a.name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
 	return err
 }
 

@@ -105,7 +105,8 @@ func (n *node) checkExternal(client *testnet.Namespace) {
 	for name, address := range map[string]string{
 		"beside one that does not parse": "203.0.113.5", "listed twice": "203.0.113.6", "claimed by two": "203.0.113.7",
 	} {
-		if err := n.reaches(client, testnet.TCP, netip.AddrPortFrom(netip.MustParseAddr(address), httpPort), "backend"); err != nil {
+		if err := n.reaches(client, testnet.TCP, netip.AddrPortFrom(netip.MustParseAddr(address), httpPort),
+			"backend"); err != nil {
 			n.t.Errorf("an external address %s: %v", name, err)
 		}
 	}
@@ -197,7 +198,8 @@ func (n *node) addCrowd() {
 		LinkIndex: lo.Attrs().Index, Dst: all, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
 	}))
 	link, err := n.Node.Handle().LinkByName(pod.HostInterface)
-	n.must(err, n.Node.Handle().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Scope: netlink.SCOPE_LINK}))
+	n.must(err, n.Node.Handle().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all,
+		Scope: netlink.SCOPE_LINK}))
 }
 
 func crowded(n *node, _ netip.Addr) *corev1.Service {
@@ -304,15 +306,19 @@ func TestBadManifests(t *testing.T) {
 		name, text string
 		says       []string
 	}{
-		{"address", "kind: Service\napiVersion: v1\nmetadata: {name: bad, namespace: shop}\nspec: {clusterIP: 10.96.1.999, ports: [{port: 80}]}",
+		{"address", "kind: Service\napiVersion: v1\nmetadata: {name: bad, namespace: shop}\nspec: {clusterIP: 10.96.1.999, " +
+			"ports: [{port: 80}]}",
 			[]string{"address.yaml", "Service shop/bad", "spec.clusterIP", `"10.96.1.999": not an IP address`}},
 		{"syntax", "# one\n---\nkind: Service\napiVersion: v1\nmetadata: {name: half, namespace: shop\nspec: [",
 			[]string{"syntax.yaml", "document 2", "line 5"}},
-		{"type", "kind: Service\napiVersion: v1\nmetadata: {name: typed, namespace: shop}\nspec: {clusterIP: 10.96.1.3, ports: [{port: eighty}]}",
+		{"type", "kind: Service\napiVersion: v1\nmetadata: {name: typed, namespace: shop}\nspec: {clusterIP: 10.96.1.3, " +
+			"ports: [{port: eighty}]}",
 			[]string{"type.yaml", "Service shop/typed", "spec.ports"}},
-		{"port", "kind: Service\napiVersion: v1\nmetadata: {name: port, namespace: shop}\nspec: {clusterIP: 10.96.1.4, ports: [{port: 70000}]}",
+		{"port", "kind: Service\napiVersion: v1\nmetadata: {name: port, namespace: shop}\nspec: {clusterIP: 10.96.1.4, " +
+			"ports: [{port: 70000}]}",
 			[]string{"port.yaml", "Service shop/port", `spec.ports[0].port: "70000": not in 1 to 65535`}},
-		{"taken", "kind: Service\napiVersion: v1\nmetadata: {name: zz-taken, namespace: shop}\nspec: {clusterIP: 10.96.1.1, ports: [{port: 80}]}",
+		{"taken", "kind: Service\napiVersion: v1\nmetadata: {name: zz-taken, namespace: shop}\nspec: {clusterIP: " +
+			"10.96.1.1, ports: [{port: 80}]}",
 			[]string{"Service shop/zz-taken", "10.96.1.1", "belongs to", "shop/good"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -36,7 +36,8 @@ func TestBesideKubeProxy(t *testing.T) {
 		n.publish(slice("ours-"+string('a'+rune(i)), ours, first.Addrs[i]))
 		n.publish(slice("theirs-"+string('a'+rune(i)), theirs, second.Addrs[i]))
 	}
-	n.run(exec.Command(kubeProxy, "--proxy-mode=nftables", "--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--hostname-override="+n.name,
+	n.run(exec.Command(kubeProxy, "--proxy-mode=nftables", "--kubeconfig="+n.plane.cluster.AdminKubeconfig(),
+		"--hostname-override="+n.name,
 		"--cluster-cidr="+n.clusterCIDR(), "--conntrack-max-per-core=0", "--iptables-min-sync-period=0s", "-v=2"))
 	p := n.startProxy("--nftproxy-service-proxy-name=careful")
 	both := func(what string) {
@@ -105,7 +106,8 @@ func TestRecordedFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := "# The flags of kube-proxy v1.37.2 on Linux, from its --help: name, type, default if there is one.\n" + flagList(string(help))
+	got := "# The flags of kube-proxy v1.37.2 on Linux, from its --help: name, type, default if there is one.\n" +
+		flagList(string(help))
 	want, err := os.ReadFile(filepath.Join("..", "..", "cmd", "nftproxy", "testdata", "kube-proxy-flags.txt"))
 	if err != nil {
 		t.Fatal(err)

@@ -41,7 +41,8 @@ func TestBurst(t *testing.T) {
 	n.seedServices(0, burstSlices+1)
 	b := &burst{node: n, proxy: n.startProxy(), monitor: listenIn(t, n.Node), nft: nftcmd.ForTest(t)}
 	for i := range burstSlices + 1 {
-		s, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Get(n.ctx, fmt.Sprintf("service-%05d", i), metav1.GetOptions{})
+		s, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Get(n.ctx, fmt.Sprintf("service-%05d", i),
+			metav1.GetOptions{})
 		n.must(err)
 		b.slices = append(b.slices, s)
 	}
@@ -59,7 +60,8 @@ func TestBurst(t *testing.T) {
 	b.report("a burst with a full table of connections", b.burstWithFullTable(), single)
 	b.withoutOwner()
 	refused := burstCost{}
-	for refused.refused == 0 { // again, if the proxy has looked at the tables before each batch that would have been refused
+	// again, if the proxy has looked at the tables before each batch that would have been refused
+	for refused.refused == 0 {
 		refused = b.burst(deletions)
 	}
 	b.report("a burst with refused batches", refused, single)
@@ -83,10 +85,12 @@ func nothing() disturbance {
 // kernel refuses.
 func (b *burst) commitsOfOthers(ctx context.Context) error {
 	for i := 0; ctx.Err() == nil; i++ {
-		if err := b.nft.Load(b.Node, fmt.Sprintf("add table ip other-%d { chain c { tcp dport 80 accept; }; }", i%7)); err != nil {
+		if err := b.nft.Load(b.Node, fmt.Sprintf("add table ip other-%d { chain c { tcp dport 80 accept; }; }",
+			i%7)); err != nil {
 			return err
 		}
-		const endless = "add table ip loop { chain a { type filter hook input priority 0; jump b; }; chain b { jump c; }; chain c { jump b; }; }"
+		const endless = "add table ip loop { chain a { type filter hook input priority 0; jump b; }; chain b { jump c; }; " +
+			"chain c { jump b; }; }"
 		if err := b.nft.Load(b.Node, endless); err == nil {
 			return fmt.Errorf("the kernel took chains in a loop")
 		}
@@ -117,11 +121,13 @@ func (b *burst) withoutOwner() {
 }
 
 // deleteSomePools returns a function that deletes the endpoints of a few Services from the kernel, those of the
-// change after the burst too. The batch that replaces one of them is refused then, unless the proxy happens to look at the tables before.
+// change after the burst too. The batch that replaces one of them is refused then, unless the proxy happens to look at
+// the tables before.
 func (b *burst) deleteSomePools() func(int) error {
 	const every = burstSlices / 4
 	conn := b.nftables()
-	endpoints := &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}}
+	endpoints := &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport, nft.Index},
+		Data: nft.Fields{nft.Daddr, nft.Dport}}
 	return func(i int) error {
 		if i%every != 0 {
 			return nil
@@ -129,7 +135,8 @@ func (b *burst) deleteSomePools() func(int) error {
 		remove := nft.DeleteElements{Table: nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable}, Set: endpoints}
 		for index := range b.slices[i].Endpoints {
 			key := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, clusterIP(i)), unix.IPPROTO_TCP), 80)
-			remove.Elements = append(remove.Elements, nft.OwnedElement{Element: nft.Element{Set: endpoints.Name, Key: nft.Value(nft.AppendIndex(key, uint32(index)))}})
+			remove.Elements = append(remove.Elements, nft.OwnedElement{Element: nft.Element{Set: endpoints.Name,
+				Key: nft.Value(nft.AppendIndex(key, uint32(index)))}})
 		}
 		return conn.Apply(nft.Batch{Ops: []nft.Op{remove}})
 	}
@@ -161,9 +168,12 @@ type burstCost struct {
 func (b *burst) report(what string, c burstCost, single time.Duration) {
 	b.t.Helper()
 	b.proxy.until("the tables are right", b.verified)
-	b.t.Logf("%s of %d: written in %v by %d syncs (%d after a refusal, %d repairs); CPU time %v, %.2f of that one by one; the change after it in force %v after its write began",
-		what, burstSlices, c.wrote.Round(time.Millisecond), c.syncs, c.refused, c.repaired, c.cpu.Round(time.Millisecond), float64(c.cpu)/float64(single), c.last.Round(time.Microsecond))
-	b.t.Logf("... its slowest sync read for %v, planned for %v and wrote for %v", c.slowest.Read, c.slowest.Plan, c.slowest.Apply)
+	b.t.Logf("%s of %d: written in %v by %d syncs (%d after a refusal, %d repairs); CPU time %v, %.2f of that one by "+
+		"one; the change after it in force %v after its write began",
+		what, burstSlices, c.wrote.Round(time.Millisecond), c.syncs, c.refused, c.repaired, c.cpu.Round(time.Millisecond),
+		float64(c.cpu)/float64(single), c.last.Round(time.Microsecond))
+	b.t.Logf("... its slowest sync read for %v, planned for %v and wrote for %v", c.slowest.Read, c.slowest.Plan,
+		c.slowest.Apply)
 	if c.syncs >= burstSlices {
 		b.t.Errorf("%s: %d syncs for %d changes", what, c.syncs, burstSlices)
 	}
@@ -177,7 +187,8 @@ func (b *burst) move(i int) (write func() error, arrived <-chan time.Time) {
 	s := b.slices[i].DeepCopy()
 	s.Endpoints[len(s.Endpoints)-1].Addresses = []string{to.String()}
 	return func() (err error) {
-		b.slices[i], err = b.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Update(b.ctx, s, metav1.UpdateOptions{})
+		b.slices[i], err = b.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Update(b.ctx, s,
+			metav1.UpdateOptions{})
 		return err
 	}, b.monitor.Expect(to)
 }

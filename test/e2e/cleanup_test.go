@@ -25,7 +25,8 @@ func TestCleanup(t *testing.T) {
 		t.Fatalf("cleanup beside a running proxy succeeded: %s", out)
 	}
 	for _, want := range []string{
-		"table ip nftproxy belongs to a running nftproxy", "PID", "nftproxy run --hostname-override=" + n.name, "stop it first", "run cleanup again",
+		"table ip nftproxy belongs to a running nftproxy", "PID", "nftproxy run --hostname-override=" + n.name,
+		"stop it first", "run cleanup again",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("cleanup beside a running proxy says %q, want it to say %q", out, want)

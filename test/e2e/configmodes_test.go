@@ -67,8 +67,8 @@ func seenByModes(t *testing.T, topology *testnet.Topology, file string, nodePort
 	return modeFile{file, strings.Join(nodePorts, " "), strings.Join(health, " ")}
 }
 
-// TestModes: a configuration file of kube-proxy serves node ports and health check node ports at the addresses of the node
-// at which kube-proxy's mode serves them.
+// TestModes: a configuration file of kube-proxy serves node ports and health check node ports at the addresses of the
+// node at which kube-proxy's mode serves them.
 func TestModes(t *testing.T) {
 	for _, file := range modeFiles() {
 		t.Run(strings.NewReplacer("\n", " ", "/", "-").Replace(file.text), func(t *testing.T) {
@@ -78,13 +78,17 @@ func TestModes(t *testing.T) {
 			pod := n.addServer("web-1")
 			dir := t.TempDir()
 			config, manifests := filepath.Join(dir, "config.conf"), filepath.Join(dir, "manifests.yaml")
-			n.must(os.WriteFile(config, fmt.Appendf(nil, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
+			n.must(os.WriteFile(config, fmt.Appendf(nil, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: "+
+				"KubeProxyConfiguration\n"+
 				"clusterCIDR: %q\nconntrack: {maxPerCore: 0}\n%s\n", n.clusterCIDR(), file.text), 0o600))
-			n.must(os.WriteFile(manifests, fmt.Appendf(nil, modeManifests, topology.NodeAddrs.V4(), modeNodePort, modeHealthPort, pod.Addrs.V4(), podPort), 0o600))
-			p := n.run(exec.Command(shared.nftproxy(t), "run", "--config="+config, "--hostname-override=node-1", "--nftproxy-manifests="+manifests, "-v=4"))
+			n.must(os.WriteFile(manifests, fmt.Appendf(nil, modeManifests, topology.NodeAddrs.V4(), modeNodePort, modeHealthPort,
+				pod.Addrs.V4(), podPort), 0o600))
+			p := n.run(exec.Command(shared.nftproxy(t), "run", "--config="+config, "--hostname-override=node-1",
+				"--nftproxy-manifests="+manifests, "-v=4"))
 			p.awaitSync(0)
 			p.until(file.text, func() error {
-				if diff := cmp.Diff(file, seenByModes(t, topology, file.text, modeNodePort, modeHealthPort), cmp.AllowUnexported(modeFile{})); diff != "" {
+				if diff := cmp.Diff(file, seenByModes(t, topology, file.text, modeNodePort, modeHealthPort),
+					cmp.AllowUnexported(modeFile{})); diff != "" {
 					return errors.New(diff)
 				}
 				return nil

@@ -39,8 +39,10 @@ func TestConfigMapSwap(t *testing.T) {
 		t.Helper()
 		version++
 		name := fmt.Sprintf("..%d", version)
-		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nconntrack: {maxPerCore: 0}\n" +
-			"clientConnection: {kubeconfig: " + n.plane.cluster.AdminKubeconfig() + "}\nclusterCIDR: " + n.clusterCIDR() + "\n" + more
+		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nconntrack: " +
+			"{maxPerCore: 0}\n" +
+			"clientConnection: {kubeconfig: " + n.plane.cluster.AdminKubeconfig() + "}\nclusterCIDR: " + n.clusterCIDR() + "\n" +
+			more
 		n.must(
 			os.Mkdir(filepath.Join(dir, name), 0o755),
 			os.WriteFile(filepath.Join(dir, name, "config.conf"), []byte(text), 0o600),
@@ -50,7 +52,8 @@ func TestConfigMapSwap(t *testing.T) {
 		)
 	}
 	swap("")
-	p := n.run(exec.Command(shared.nftproxy(t), "run", "--config="+filepath.Join(dir, "config.conf"), "--hostname-override="+n.name, "-v=2"))
+	p := n.run(exec.Command(shared.nftproxy(t), "run", "--config="+filepath.Join(dir, "config.conf"),
+		"--hostname-override="+n.name, "-v=2"))
 	p.awaitSync(0)
 	seen := func(what string, want func(family ip.Family) netip.Addr) {
 		t.Helper()
@@ -89,7 +92,8 @@ func TestConfigMapSwap(t *testing.T) {
 // awaitNodeEvent waits for nftproxy's event about the node with the reason and words.
 func (n *node) awaitNodeEvent(reason watch.Reason, words ...string) {
 	n.t.Helper()
-	about := fields.Set{"involvedObject.kind": "Node", "involvedObject.name": n.name, "source": "nftproxy", "reason": string(reason)}.AsSelector()
+	about := fields.Set{"involvedObject.kind": "Node", "involvedObject.name": n.name, "source": "nftproxy",
+		"reason": string(reason)}.AsSelector()
 	list := cache.NewListWatchFromClient(n.plane.client.CoreV1().RESTClient(), "events", metav1.NamespaceDefault, about)
 	last, err := watchtools.UntilWithSync(n.ctx, list, &corev1.Event{}, nil,
 		func(e apiwatch.Event) (bool, error) { return e.Type == apiwatch.Added, nil })

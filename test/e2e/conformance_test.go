@@ -138,7 +138,9 @@ func (s *side) restart() {
 	s.process.kill()
 	s.start()
 	for _, family := range []string{"IPv4", "IPv6"} {
-		s.process.await("the first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+		s.process.await("the first sync", 0, func(l line) bool {
+			return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`)
+		})
 	}
 }
 
@@ -146,7 +148,9 @@ func (s *side) restart() {
 // registers for the Node's zone when the Node may have been announced already.
 func (s *side) hasMissedZone(n int) bool {
 	lines, _ := s.process.Logged(0)
-	return slices.ContainsFunc(lines, func(l line) bool { return l.Has("node is missing label", corev1.LabelTopologyZone) }) &&
+	return slices.ContainsFunc(lines, func(l line) bool {
+		return l.Has("node is missing label", corev1.LabelTopologyZone)
+	}) &&
 		slices.ContainsFunc(s.scenario.Steps[n].Objects, func(o scenario.Object) bool {
 			return o.Kind == "Node" && strings.Contains(o.YAML, corev1.LabelTopologyZone)
 		})
@@ -301,7 +305,8 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 	case f.Want.Sticky && got.Fate == scenario.Translated:
 		o.asWanted = len(got.Targets) == 1 && slices.Contains(f.Want.Targets, got.Targets[0]) && s.stays(f, got.Targets[0])
 	case f.Want.Chance:
-		o.asWanted = got.Fate == scenario.Translated && len(got.Targets) == 1 && slices.Contains(f.Want.Targets, got.Targets[0])
+		o.asWanted = got.Fate == scenario.Translated && len(got.Targets) == 1 && slices.Contains(f.Want.Targets,
+			got.Targets[0])
 	default:
 		o.asWanted = got.Fate == f.Want.Fate && got.Answer == f.Want.Answer && slices.Equal(got.Targets, f.Want.Targets)
 	}
@@ -324,7 +329,9 @@ func merge(a, b stage.Observed) stage.Observed {
 func (s *side) stays(f scenario.Flow, now scenario.Target) bool {
 	before, known := s.stuck[f.Client()]
 	s.stuck[f.Client()] = now
-	return !known || before.Endpoint == now.Endpoint || !slices.ContainsFunc(f.Want.Targets, func(t scenario.Target) bool { return t.Endpoint == before.Endpoint })
+	return !known || before.Endpoint == now.Endpoint || !slices.ContainsFunc(f.Want.Targets, func(t scenario.Target) bool {
+		return t.Endpoint == before.Endpoint
+	})
 }
 
 // report is a table of differences, by heading.
@@ -346,7 +353,8 @@ func report(table []deviation) string {
 				fmt.Fprintf(&b, "    ...\n")
 				break
 			}
-			fmt.Fprintf(&b, "    %s/%d  %s\n        nftproxy:   %s\n        kube-proxy: %s\n", d.scenario, d.step, d.path, d.ours, d.theirs)
+			fmt.Fprintf(&b, "    %s/%d  %s\n        nftproxy:   %s\n        kube-proxy: %s\n", d.scenario, d.step, d.path,
+				d.ours, d.theirs)
 		}
 	}
 	return b.String()

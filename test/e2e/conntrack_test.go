@@ -28,7 +28,9 @@ func TestConntrackCommand(t *testing.T) {
 		n.publish(slice(fmt.Sprintf("gone-%d", i), gone, a))
 	}
 	p := n.startProxy()
-	p.until("the pod serves", func() error { return n.reaches(client, testnet.UDP, address(web, testnet.UDP, ip.V6), "web-1") })
+	p.until("the pod serves", func() error {
+		return n.reaches(client, testnet.UDP, address(web, testnet.UDP, ip.V6), "web-1")
+	})
 	ask := func(port uint16, to netip.AddrPort) string {
 		t.Helper()
 		from := netip.AddrPortFrom(netip.IPv6Unspecified(), port)
@@ -42,7 +44,8 @@ func TestConntrackCommand(t *testing.T) {
 	p.stop()
 	// The entries must outlive the commands, on a slow machine too: 30 seconds is the default.
 	n.must(n.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "600"), n.Node.FlushConntrack())
-	addresses := []netip.AddrPort{address(web, testnet.UDP, ip.V4), address(web, testnet.UDP, ip.V6), address(gone, testnet.UDP, ip.V6)}
+	addresses := []netip.AddrPort{address(web, testnet.UDP, ip.V4), address(web, testnet.UDP, ip.V6),
+		address(gone, testnet.UDP, ip.V6)}
 	for i, to := range addresses {
 		if got := ask(4000+uint16(i), to); got != "web-1" {
 			t.Fatalf("%s: %q answered", to, got)
@@ -56,7 +59,8 @@ func TestConntrackCommand(t *testing.T) {
 	}
 	n.must(n.plane.client.CoreV1().Services(n.namespace).Delete(n.ctx, gone.Name, metav1.DeleteOptions{}))
 
-	source := []string{"--kubeconfig=" + n.plane.cluster.AdminKubeconfig(), "--hostname-override=" + n.name, "--cluster-cidr=" + n.clusterCIDR()}
+	source := []string{"--kubeconfig=" + n.plane.cluster.AdminKubeconfig(), "--hostname-override=" + n.name,
+		"--cluster-cidr=" + n.clusterCIDR()}
 	mine := func(list flowList) (stale []string) {
 		for _, f := range list.Flows {
 			if f.Stale {

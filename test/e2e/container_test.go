@@ -54,10 +54,13 @@ func (n *node) containerCommand(spec *corev1.PodSpec) *exec.Cmd {
 		exec setpriv --no-new-privs --reuid="$USER" --regid="$GROUP" --clear-groups --inh-caps="$CAPABILITIES" --ambient-caps="$CAPABILITIES" --bounding-set="$CAPABILITIES" "$@"`
 	args := []string{"--mount", "sh", "-c", enter, "sh", n.imageBinary()}
 	for _, a := range c.Args {
-		args = append(args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string { return env[name] }))
+		args = append(args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string {
+			return env[name]
+		}))
 	}
 	cmd := exec.Command("unshare", args...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities, fmt.Sprint("USER=", *user), fmt.Sprint("GROUP=", *c.SecurityContext.RunAsGroup), "VOLUMES=" + n.volumePaths(spec)}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities,
+		fmt.Sprint("USER=", *user), fmt.Sprint("GROUP=", *c.SecurityContext.RunAsGroup), "VOLUMES=" + n.volumePaths(spec)}
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -107,7 +110,8 @@ func (n *node) containerEnv(c *corev1.Container) map[string]string {
 	n.t.Helper()
 	env := map[string]string{}
 	for _, from := range c.EnvFrom {
-		config, err := n.plane.client.CoreV1().ConfigMaps("kube-system").Get(n.ctx, from.ConfigMapRef.Name, metav1.GetOptions{})
+		config, err := n.plane.client.CoreV1().ConfigMaps("kube-system").Get(n.ctx, from.ConfigMapRef.Name,
+			metav1.GetOptions{})
 		n.must(err)
 		maps.Copy(env, config.Data)
 	}

@@ -15,9 +15,9 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestDepartedConnections: an endpoint leaves four Services while it goes on to serve. A client's open connection ends with a
-// reset where the Service asks for a cut, at once or not before the time has passed; it goes on where the Service
-// asks for nothing, and where a bad value is an event.
+// TestDepartedConnections: an endpoint leaves four Services while it goes on to serve. A client's open connection ends
+// with a reset where the Service asks for a cut, at once or not before the time has passed; it goes on where the
+// Service asks for nothing, and where a bad value is an event.
 func TestDepartedConnections(t *testing.T) {
 	n := newNode(t)
 	client := n.addClient()
@@ -45,7 +45,8 @@ func TestDepartedConnections(t *testing.T) {
 	left := time.Now()
 	for name, s := range made {
 		for i, a := range staying.Addrs {
-			_, err := n.plane.client.DiscoveryV1().EndpointSlices(n.namespace).Update(n.ctx, slice(fmt.Sprintf("%s-%d", name, i), s, a), metav1.UpdateOptions{})
+			_, err := n.plane.client.DiscoveryV1().EndpointSlices(n.namespace).Update(n.ctx, slice(fmt.Sprintf("%s-%d", name, i),
+				s, a), metav1.UpdateOptions{})
 			n.must(err)
 		}
 	}
@@ -66,7 +67,8 @@ func TestDepartedConnections(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if e := n.awaitEvent("Service", "bad", "Invalid"); !strings.Contains(e.Message, "cut-after=2h") || !strings.Contains(e.Message, "from 1s to 1h") {
+	if e := n.awaitEvent("Service", "bad", "Invalid"); !strings.Contains(e.Message, "cut-after=2h") ||
+		!strings.Contains(e.Message, "from 1s to 1h") {
 		t.Errorf("event %q names neither the value nor what is allowed", e.Message)
 	}
 }

@@ -67,7 +67,8 @@ func TestDeploy(t *testing.T) {
 
 	const netAdmin = "0000000000001000" // 1 << CAP_NET_ADMIN
 	const user = "65532\t65532\t65532\t65532"
-	if diff := cmp.Diff([]string{user, netAdmin, netAdmin, netAdmin, "1"}, p.status("Uid", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs")); diff != "" {
+	if diff := cmp.Diff([]string{user, netAdmin, netAdmin, netAdmin, "1"}, p.status("Uid", "CapPrm", "CapEff", "CapBnd",
+		"NoNewPrivs")); diff != "" {
 		t.Errorf("rights of the process (-want +got):\n%s", diff)
 	}
 	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_established"
@@ -97,7 +98,8 @@ func TestDeployKubeadm(t *testing.T) {
 	archive, err := txtar.ParseFile("../../daemon/kubeproxyconfig/testdata/kubeadm.txtar")
 	n.must(err)
 	kubeconfig := "apiVersion: v1\nkind: Config\ncurrent-context: default\n" +
-		"clusters: [{name: default, cluster: {certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, server: " +
+		"clusters: [{name: default, cluster: {certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, " +
+		"server: " +
 		strconv.Quote(n.plane.cluster.Client().Host) + "}}]\n" +
 		"contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]\n" +
 		"users: [{name: default, user: {tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token}}]\n"
@@ -134,7 +136,8 @@ func TestDeployKubeadm(t *testing.T) {
 func TestManifests(t *testing.T) {
 	n := newNode(t)
 	texts := map[string]string{}
-	for _, folder := range []string{"overlays/kubeadm", "overlays/trial", "overlays/gated", "cleanup/nftproxy", "cleanup/kube-proxy"} {
+	for _, folder := range []string{"overlays/kubeadm", "overlays/trial", "overlays/gated", "cleanup/nftproxy",
+		"cleanup/kube-proxy"} {
 		texts[folder] = renderDeploy(t, folder, nil)
 	}
 	// What the chart makes if every value is set. The tests of hack/helm hold the chart to the file, and to the overlays.
@@ -169,7 +172,9 @@ func TestPlaceholder(t *testing.T) {
 	n := newNode(t)
 	for _, folder := range []string{"base", "overlays/elsewhere"} {
 		err := n.plane.cluster.Check(n.ctx, renderDeploy(t, folder, nil))
-		if text := fmt.Sprint(err); strings.Count(text, "\n") > 0 || !strings.Contains(text, `DaemonSet.apps "nftproxy" is invalid`) || !strings.Contains(text, "PLACEHOLDER-set-the-address-of-your-API-server") {
+		if text := fmt.Sprint(err); strings.Count(text, "\n") > 0 ||
+			!strings.Contains(text, `DaemonSet.apps "nftproxy" is invalid`) ||
+			!strings.Contains(text, "PLACEHOLDER-set-the-address-of-your-API-server") {
 			t.Errorf("%s: the API server says %q, want a refusal of the DaemonSet with the placeholder", folder, text)
 		}
 	}
@@ -201,7 +206,8 @@ func TestRBAC(t *testing.T) {
 		delete(got, right)
 	}
 	var want []string
-	for _, resource := range []string{"/nodes", "/services", "discovery.k8s.io/endpointslices", "networking.k8s.io/servicecidrs"} {
+	for _, resource := range []string{"/nodes", "/services", "discovery.k8s.io/endpointslices",
+		"networking.k8s.io/servicecidrs"} {
 		want = append(want, resource+" list", resource+" watch")
 	}
 	all := slices.Sorted(slices.Values(append([]string{"/events create", "/events patch"}, want...)))
@@ -242,7 +248,8 @@ func (n *node) applyDeploy() {
 			}
 			return []byte(before + "\n" + edit.Replace("\n#patches:"+patches))
 		case "overlays/elsewhere/config.conf":
-			return []byte(strings.NewReplacer(`detectLocalMode: NodeCIDR`, `detectLocalMode: ClusterCIDR`, `clusterCIDR: ""`, `clusterCIDR: "`+n.clusterCIDR()+`"`).Replace(string(text)))
+			return []byte(strings.NewReplacer(`detectLocalMode: NodeCIDR`, `detectLocalMode: ClusterCIDR`, `clusterCIDR: ""`,
+				`clusterCIDR: "`+n.clusterCIDR()+`"`).Replace(string(text)))
 		}
 		return text
 	})))
@@ -270,7 +277,8 @@ func (n *node) admitPod(d *appsv1.DaemonSet) {
 		Spec:       d.Spec.Template.Spec,
 	}
 	pod.Spec.NodeName = n.name
-	made, err := n.plane.client.CoreV1().Pods("kube-system").Create(n.ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	made, err := n.plane.client.CoreV1().Pods("kube-system").Create(n.ctx, pod,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	n.must(err)
 	if made.Spec.Priority == nil || *made.Spec.Priority < 2_000_000_000 {
 		n.t.Errorf("the pod's priority is %v, want that of a critical one", made.Spec.Priority)
@@ -305,9 +313,10 @@ func (n *node) rights(account string) map[string]bool {
 	config.Dial = n.plane.cluster.Client().Dial
 	client, err := kubernetes.NewForConfig(config)
 	n.must(err)
-	review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(n.ctx, &authorizationv1.SelfSubjectRulesReview{
-		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "kube-system"},
-	}, metav1.CreateOptions{})
+	review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(n.ctx,
+		&authorizationv1.SelfSubjectRulesReview{
+			Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "kube-system"},
+		}, metav1.CreateOptions{})
 	n.must(err)
 	if review.Status.Incomplete {
 		n.t.Logf("the review is incomplete: %s", review.Status.EvaluationError)
@@ -367,11 +376,13 @@ func (n *node) awaitAccess(resource, verb string, want bool) {
 		attributes.Group = "networking.k8s.io"
 	}
 	for {
-		review, err := n.plane.client.AuthorizationV1().SubjectAccessReviews().Create(n.ctx, &authorizationv1.SubjectAccessReview{
-			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User: "system:serviceaccount:kube-system:" + deployed, Groups: []string{"system:serviceaccounts"}, ResourceAttributes: attributes,
-			},
-		}, metav1.CreateOptions{})
+		review, err := n.plane.client.AuthorizationV1().SubjectAccessReviews().Create(n.ctx,
+			&authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{
+					User: "system:serviceaccount:kube-system:" + deployed, Groups: []string{"system:serviceaccounts"},
+					ResourceAttributes: attributes,
+				},
+			}, metav1.CreateOptions{})
 		n.must(err) // at the end of the context, if not before
 		if review.Status.Allowed == want {
 			return

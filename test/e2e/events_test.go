@@ -46,7 +46,8 @@ func TestEvents(t *testing.T) {
 	p := n.startProxy(flags...)
 
 	reference := func(s *corev1.Service, field string) corev1.ObjectReference {
-		return corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID, FieldPath: field}
+		return corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID,
+			FieldPath: field}
 	}
 	for _, want := range []struct {
 		about  corev1.ObjectReference
@@ -55,8 +56,10 @@ func TestEvents(t *testing.T) {
 	}{
 		{corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.name, UID: types.UID(n.name)}, watch.ReasonSysctl,
 			[]string{sysctl + "=" + wanted, "is " + limit, "can be set in the host's own network namespace only"}},
-		{reference(younger, ""), watch.ReasonConflict, []string{"203.0.113.21:80/tcp belongs to Service " + n.namespace + "/" + older.Name}},
-		{reference(bad, "spec.externalIPs[0]"), watch.ReasonInvalid, []string{`spec.externalIPs[0]: "203.0.113.300": not an IP address`}},
+		{reference(younger, ""), watch.ReasonConflict, []string{"203.0.113.21:80/tcp belongs to Service " + n.namespace +
+			"/" + older.Name}},
+		{reference(bad, "spec.externalIPs[0]"), watch.ReasonInvalid,
+			[]string{`spec.externalIPs[0]: "203.0.113.300": not an IP address`}},
 		{reference(typo, "metadata.annotations[nftproxy.io/external-failure]"), watch.ReasonInvalid,
 			[]string{`"pass": unknown key; there are nftproxy.io/`, "nftproxy.io/external-failover"}},
 	} {
@@ -64,7 +67,8 @@ func TestEvents(t *testing.T) {
 		if diff := cmp.Diff(want.about, e.InvolvedObject); diff != "" {
 			t.Errorf("what the event is about (-want +got):\n%s", diff)
 		}
-		if e.Reason != string(want.reason) || e.Type != corev1.EventTypeWarning || e.Source.Component != "nftproxy" || e.Source.Host != n.name {
+		if e.Reason != string(want.reason) || e.Type != corev1.EventTypeWarning || e.Source.Component != "nftproxy" ||
+			e.Source.Host != n.name {
 			t.Errorf("%s: want a warning of nftproxy on %s, %s", eventText(e), n.name, want.reason)
 		}
 		for _, words := range want.says {
@@ -106,9 +110,11 @@ func TestEvents(t *testing.T) {
 		held, err := n.Node.Listen(n.ctx, "tcp", "127.0.0.1:10249")
 		n.must(err)
 		defer held.Close()
-		p := n.startProxy(append(flags, "--metrics-bind-address=127.0.0.1:10249", "--healthz-bind-address=127.0.0.1:10249")...)
+		p := n.startProxy(append(flags, "--metrics-bind-address=127.0.0.1:10249",
+			"--healthz-bind-address=127.0.0.1:10249")...)
 		const why = "listen tcp 127.0.0.1:10249: bind: address already in use"
-		for reason, note := range map[watch.Reason]string{watch.ReasonNoMetricsServer: why, watch.ReasonNoHealthServer: "healthz server failed: " + why} {
+		for reason, note := range map[watch.Reason]string{watch.ReasonNoMetricsServer: why,
+			watch.ReasonNoHealthServer: "healthz server failed: " + why} {
 			if e := n.awaitEvent("Node", n.name, reason); e.Message != note || e.Type != corev1.EventTypeWarning {
 				t.Errorf("%s: want a warning %q", eventText(e), note)
 			}
@@ -138,7 +144,8 @@ func (n *node) awaitEvent(kind, name string, reason watch.Reason) *corev1.Event 
 	if kind == "Node" {
 		namespace = metav1.NamespaceDefault
 	}
-	about := fields.Set{"involvedObject.kind": kind, "involvedObject.name": name, "source": "nftproxy", "reason": string(reason)}.AsSelector()
+	about := fields.Set{"involvedObject.kind": kind, "involvedObject.name": name, "source": "nftproxy",
+		"reason": string(reason)}.AsSelector()
 	list := cache.NewListWatchFromClient(n.plane.client.CoreV1().RESTClient(), "events", namespace, about)
 	last, err := watchtools.UntilWithSync(n.ctx, list, &corev1.Event{}, nil,
 		func(e apiwatch.Event) (bool, error) { return e.Type == apiwatch.Added, nil })
@@ -149,5 +156,6 @@ func (n *node) awaitEvent(kind, name string, reason watch.Reason) *corev1.Event 
 }
 
 func eventText(e *corev1.Event) string {
-	return fmt.Sprintf("event %s about %s from %s on %s: %s", e.Reason, e.InvolvedObject.Name, e.Source.Component, e.Source.Host, e.Message)
+	return fmt.Sprintf("event %s about %s from %s on %s: %s", e.Reason, e.InvolvedObject.Name, e.Source.Component,
+		e.Source.Host, e.Message)
 }

@@ -27,7 +27,8 @@ func TestExplainCommand(t *testing.T) {
 	p := n.startProxy()
 	to := address(web, testnet.TCP, ip.V4)
 	p.until("the pod serves", func() error { return n.reaches(client, testnet.TCP, to, "web-1") })
-	if e := n.explain(to.String()); e.Outcome != "endpoint" || len(e.Endpoints) != 1 || e.Endpoints[0].About != "ready, on an unknown node" {
+	if e := n.explain(to.String()); e.Outcome != "endpoint" || len(e.Endpoints) != 1 ||
+		e.Endpoints[0].About != "ready, on an unknown node" {
 		t.Errorf("with a ready endpoint: %+v", e)
 	}
 	p.stop()
@@ -35,7 +36,8 @@ func TestExplainCommand(t *testing.T) {
 	waiting.Endpoints[0].Conditions.Ready = ptr.To(false)
 	_, err := n.plane.client.DiscoveryV1().EndpointSlices(n.namespace).Update(n.ctx, waiting, metav1.UpdateOptions{})
 	n.must(err)
-	if e := n.explain(to.String()); e.Outcome != "endpoint" || !e.says("the tables differ from the API server: the packet should be refused") {
+	if e := n.explain(to.String()); e.Outcome != "endpoint" ||
+		!e.says("the tables differ from the API server: the packet should be refused") {
 		t.Errorf("with tables of an ended proxy: %+v", e)
 	}
 	n.startProxy().until("the endpoint has gone", func() error {
@@ -62,7 +64,8 @@ func (e *explanation) says(text string) bool {
 func (n *node) explain(to string) (e explanation) {
 	n.t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.Command(shared.nftproxy(n.t), "explain", "-o=json", "--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--hostname-override="+n.name, to)
+	cmd := exec.Command(shared.nftproxy(n.t), "explain", "-o=json", "--kubeconfig="+n.plane.cluster.AdminKubeconfig(),
+		"--hostname-override="+n.name, to)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	exit := (*exec.ExitError)(nil)
 	if err := n.Node.Run(cmd); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {

@@ -82,7 +82,8 @@ func (n *node) testEligible(health netip.AddrPort) {
 	expect := func(what string, code int, has string) {
 		n.t.Helper()
 		n.soon(what, func() error { return n.answers(health, "/healthz", code, has) })
-		n.must(n.answers(health, "/livez", http.StatusOK, `"healthy":true`), n.answers(health, "/readyz", http.StatusOK, "ok"))
+		n.must(n.answers(health, "/livez", http.StatusOK, `"healthy":true`), n.answers(health, "/readyz", http.StatusOK,
+			"ok"))
 	}
 	const leaving = `"nodeEligible":false,"healthy":true`
 	edit(func(o *corev1.Node) {

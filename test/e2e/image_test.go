@@ -24,7 +24,8 @@ func TestImage(t *testing.T) {
 	}
 	c := n.startContainerd()
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if out, err := exec.Command(shared.release(t), "image", "-o", archive, shared.nftproxy(t)).CombinedOutput(); err != nil {
+	if out, err := exec.Command(shared.release(t), "image", "-o", archive,
+		shared.nftproxy(t)).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	const name = "localhost/nftproxy:dev"
@@ -36,13 +37,15 @@ func TestImage(t *testing.T) {
 	for _, capability := range containerdCapabilities() {
 		rights = append(rights, "--cap-drop=CAP_"+capability)
 	}
-	if out := c.ctr(append(rights, name, "version", "/nftproxy", "version")...); !strings.HasPrefix(out, "nftproxy version ") {
+	if out := c.ctr(append(rights, name, "version", "/nftproxy", "version")...); !strings.HasPrefix(out,
+		"nftproxy version ") {
 		t.Errorf("version says %q", out)
 	}
-	// As the image's user, which is not root: containerd gives the capability to every user, and the binary has it as a file
-	// capability, also under no_new_privs, which ctr sets.
+	// As the image's user, which is not root: containerd gives the capability to every user, and the binary has it as a
+	// file capability, also under no_new_privs, which ctr sets.
 	rights = append(rights, "--cap-add=CAP_NET_ADMIN")
-	if out := c.ctr(append(rights, name, "cleanup", "/nftproxy", "cleanup")...); out != "removed table ip nftproxy\nremoved table ip6 nftproxy\n" {
+	if out := c.ctr(append(rights, name, "cleanup", "/nftproxy",
+		"cleanup")...); out != "removed table ip nftproxy\nremoved table ip6 nftproxy\n" {
 		t.Errorf("cleanup says %q", out)
 	}
 	tables, err = n.nftables().Tables("nftproxy")
@@ -85,7 +88,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"
 [grpc]
 address = %q
 `, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), c.socket()), 0o600))
-	p := n.run(exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", server, "--config="+config))
+	p := n.run(exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", server,
+		"--config="+config))
 	n.soon("containerd", func() error {
 		select {
 		case <-p.Exited():
@@ -108,7 +112,8 @@ func (c *containerd) ctr(args ...string) string {
 	c.n.t.Helper()
 	ctx, cancel := context.WithTimeout(c.n.ctx, patience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, c.client, append([]string{"--address=" + c.socket(), "--namespace=k8s.io"}, args...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, c.client, append([]string{"--address=" + c.socket(), "--namespace=k8s.io"},
+		args...)...).CombinedOutput()
 	if err != nil {
 		c.n.t.Errorf("ctr %s: %v: %s", strings.Join(args, " "), err, out)
 	}

@@ -9,9 +9,9 @@ import (
 	"nftproxy/watch"
 )
 
-// TestAPIServerInServiceCIDR: the ServiceCIDR contains the API server's address and the network that leads to it. The proxy
-// hears of changes after its first program, and so does one that starts while the rules of an earlier run are in the
-// kernel. An event on the Node names both.
+// TestAPIServerInServiceCIDR: the ServiceCIDR contains the API server's address and the network that leads to it. The
+// proxy hears of changes after its first program, and so does one that starts while the rules of an earlier run are in
+// the kernel. An event on the Node names both.
 func TestAPIServerInServiceCIDR(t *testing.T) {
 	controlplane.Require(t)
 	config := planeConfig()

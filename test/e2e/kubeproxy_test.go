@@ -57,7 +57,9 @@ func kubeProxyConfig(t *testing.T, kubeconfig string, s *scenario.Scenario) map[
 			nftables["masqueradeAll"] = value != "false"
 		case "--iptables-masquerade-bit":
 			nftables["masqueradeBit"] = yamlNumber(t, value)
-		case "--nftproxy-answer-ping", "--nftproxy-no-masquerade-cidrs", "--nftproxy-masquerade-to-node", "--nftproxy-balance": // kube-proxy has nothing for it
+		// kube-proxy has nothing for it
+		case "--nftproxy-answer-ping", "--nftproxy-no-masquerade-cidrs", "--nftproxy-masquerade-to-node",
+			"--nftproxy-balance":
 		default:
 			t.Fatalf("kube-proxy has nothing for %s", flag)
 		}

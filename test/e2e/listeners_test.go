@@ -26,15 +26,19 @@ import (
 func TestListeners(t *testing.T) {
 	n := newNode(t)
 	spec := service("web", "web")
-	spec.Spec.Type, spec.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	spec.Spec.Type, spec.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer,
+		corev1.ServiceExternalTrafficPolicyLocal
 	web := n.create(spec)
 	n.runPod("web-1", "web")
-	p := n.run(exec.Command(shared.nftproxy(t), "run", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(), "-v=2",
-		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--nftproxy-probe-bind-address=127.0.0.1:10266", "--nodeport-addresses=primary,localhost"))
+	p := n.run(exec.Command(shared.nftproxy(t), "run", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
+		"-v=2",
+		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--nftproxy-probe-bind-address=127.0.0.1:10266",
+		"--nodeport-addresses=primary,localhost"))
 	p.awaitSync(0)
 	port := uint16(web.Spec.HealthCheckNodePort)
 	for _, at := range []netip.AddrPort{
-		netip.MustParseAddrPort("127.0.0.1:10249"), netip.MustParseAddrPort("127.0.0.1:10266"), netip.AddrPortFrom(n.NodeAddrs.V4(), 10256),
+		netip.MustParseAddrPort("127.0.0.1:10249"), netip.MustParseAddrPort("127.0.0.1:10266"),
+		netip.AddrPortFrom(n.NodeAddrs.V4(), 10256),
 		netip.AddrPortFrom(n.NodeAddrs.V4(), port), netip.AddrPortFrom(n.NodeAddrs.V6(), port),
 	} {
 		n.soon("the server at "+at.String(), func() error { return n.answers(at, "/healthz", http.StatusOK, "") })
@@ -51,7 +55,8 @@ func TestListeners(t *testing.T) {
 			})
 		}
 	}
-	onLoopback := regexp.MustCompile(fmt.Sprintf(`^(tcp|udp) (127\.0\.0\.1|\[::1\]):(%d|%d)$`, web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort))
+	onLoopback := regexp.MustCompile(fmt.Sprintf(`^(tcp|udp) (127\.0\.0\.1|\[::1\]):(%d|%d)$`, web.Spec.Ports[0].NodePort,
+		web.Spec.Ports[1].NodePort))
 	nodePorts := regexp.MustCompile(`^tcp .*:` + strconv.Itoa(int(port)) + `$`)
 	mark := regexp.MustCompile(`^unix @nftproxy-table-[0-9a-f]{64}-[A-Z2-7]+$`)
 	var got []string
@@ -108,7 +113,8 @@ func (p *process) listeners() []string {
 	const inode, unixInode = 9, 6
 	var list []string
 	for file, column := range map[string]int{
-		"tcp": inode, "tcp6": inode, "udp": inode, "udp6": inode, "udplite": inode, "udplite6": inode, "raw": inode, "raw6": inode,
+		"tcp": inode, "tcp6": inode, "udp": inode, "udp6": inode, "udplite": inode, "udplite6": inode, "raw": inode,
+		"raw6": inode,
 		"icmp": inode, "icmp6": inode, "packet": 8, "unix": unixInode,
 	} {
 		for _, words := range p.socketTable(file) {

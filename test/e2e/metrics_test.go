@@ -114,7 +114,8 @@ func TestKubeProxyMetrics(t *testing.T) {
 	n.exercise("kubeproxy_sync_partial_proxy_rules_duration_seconds")
 	version, err := exec.Command(binary, "--version").Output()
 	n.must(err)
-	text := fmt.Sprintf("# What %skube-proxy serves in its mode nftables. Written by: NFTPROXY_CONFORMANCE=1 go test ./test/e2e -run TestKubeProxyMetrics -update\n",
+	text := fmt.Sprintf("# What %skube-proxy serves in its mode nftables. Written by: NFTPROXY_CONFORMANCE=1 go test "+
+		"./test/e2e -run TestKubeProxyMetrics -update\n",
 		strings.Replace(string(version), "\n", "'s ", 1))
 	for _, path := range []string{"/metrics", "/metrics/slis"} {
 		families, err := n.scrape(path)

@@ -59,13 +59,15 @@ func (n *node) register() {
 	object, err := nodes.Create(n.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{})
 	n.must(err)
 	for _, a := range n.NodeAddrs {
-		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP,
+			Address: a.String()})
 	}
 	_, err = nodes.UpdateStatus(n.ctx, object, metav1.UpdateOptions{})
 	n.must(err)
 	n.t.Cleanup(func() {
 		// Some tests have it more than once.
-		if err := nodes.Delete(context.Background(), n.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := nodes.Delete(context.Background(), n.name, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			n.t.Errorf("delete the Node: %v", err)
 		}
 	})
@@ -91,7 +93,8 @@ func (n *node) clean() {
 		n.t.Errorf("clean up: %v", err)
 	}
 	left := map[string]bool{}
-	list := cache.NewListWatchFromClient(n.plane.client.DiscoveryV1().RESTClient(), "endpointslices", n.namespace, fields.Everything())
+	list := cache.NewListWatchFromClient(n.plane.client.DiscoveryV1().RESTClient(), "endpointslices", n.namespace,
+		fields.Everything())
 	_, err = watchtools.UntilWithSync(ctx, list, &discoveryv1.EndpointSlice{},
 		func(store cache.Store) (bool, error) { return len(store.ListKeys()) == 0, nil },
 		func(e watch.Event) (bool, error) {

@@ -63,7 +63,8 @@ func (n *node) runPod(name, app string) *testnet.Pod {
 	n.must(err)
 	object.Status = corev1.PodStatus{
 		Phase: corev1.PodRunning, PodIP: pod.Addrs[0].String(),
-		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}},
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.Now()}},
 	}
 	for _, a := range pod.Addrs {
 		object.Status.PodIPs = append(object.Status.PodIPs, corev1.PodIP{IP: a.String()})
@@ -77,7 +78,8 @@ func (n *node) runPod(name, app string) *testnet.Pod {
 // proxy keeps connections from them.
 func (n *node) deletePod(name string) {
 	n.t.Helper()
-	n.must(n.plane.client.CoreV1().Pods(n.namespace).Delete(n.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	n.must(n.plane.client.CoreV1().Pods(n.namespace).Delete(n.ctx, name,
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 }
 
 // service is a dual-stack one with a port of each protocol; app selects its pods.
@@ -159,7 +161,8 @@ func slice(name string, of *corev1.Service, addrs ...netip.Addr) *discoveryv1.En
 func endpoints(addrs ...netip.Addr) []discoveryv1.Endpoint {
 	list := []discoveryv1.Endpoint{}
 	for _, a := range addrs {
-		list = append(list, discoveryv1.Endpoint{Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
+		list = append(list, discoveryv1.Endpoint{Addresses: []string{a.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
 	}
 	return list
 }

@@ -35,8 +35,9 @@ func starts() map[string]struct {
 	}{
 		"root":      {"", admin | capabilities.CapabilitiesOf(unix.CAP_NET_BIND_SERVICE)},
 		"container": {"--no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all,+net_admin", admin},
-		"image":     {"--no-new-privs --reuid=65532 --regid=0 --clear-groups --inh-caps=-all,+net_admin --ambient-caps=-all,+net_admin --bounding-set=-all,+net_admin", admin},
-		"user":      {"--reuid=65534 --regid=65534 --clear-groups --inh-caps=+net_admin --ambient-caps=+net_admin", admin},
+		"image": {"--no-new-privs --reuid=65532 --regid=0 --clear-groups --inh-caps=-all,+net_admin " +
+			"--ambient-caps=-all,+net_admin --bounding-set=-all,+net_admin", admin},
+		"user": {"--reuid=65534 --regid=65534 --clear-groups --inh-caps=+net_admin --ambient-caps=+net_admin", admin},
 	}
 }
 
@@ -48,8 +49,10 @@ func TestPrivileges(t *testing.T) {
 			n := newNode(t)
 			w := &privilegesWorld{node: n, otherGroup: name == "user", command: func() *exec.Cmd {
 				flags := []string{
-					"--kubeconfig=" + n.publicKubeconfig(), "--healthz-bind-address=0.0.0.0:10256", "--metrics-bind-address=127.0.0.1:10249",
-					"--nftproxy-probe-bind-address=127.0.0.1:10266", "--conntrack-tcp-timeout-established=12345s", "--conntrack-max-per-core=0",
+					"--kubeconfig=" + n.publicKubeconfig(), "--healthz-bind-address=0.0.0.0:10256",
+					"--metrics-bind-address=127.0.0.1:10249",
+					"--nftproxy-probe-bind-address=127.0.0.1:10266", "--conntrack-tcp-timeout-established=12345s",
+					"--conntrack-max-per-core=0",
 					"--nodeport-addresses=192.168.100.0/24,192.0.2.0/24",
 				}
 				if name == "root" {
@@ -66,7 +69,8 @@ func TestPrivileges(t *testing.T) {
 			}}
 			w.start()
 			for _, s := range w.threads() {
-				want := capabilities.CapabilityState{Permitted: c.keeps, Effective: c.keeps, Bounding: s.Bounding, NoNewPrivileges: true}
+				want := capabilities.CapabilityState{Permitted: c.keeps, Effective: c.keeps, Bounding: s.Bounding,
+					NoNewPrivileges: true}
 				if name != "user" { // who may not change the bounding set, and whose new programs get nothing of it
 					want.Bounding = c.keeps
 				}
@@ -122,7 +126,8 @@ func (n *node) publicKubeconfig() string {
 	return file
 }
 
-// imageBinary is the binary as the image has it: every user can start it, and it has NET_ADMIN as a permitted file capability.
+// imageBinary is the binary as the image has it: every user can start it, and it has NET_ADMIN as a permitted file
+// capability.
 func (n *node) imageBinary() string {
 	n.t.Helper()
 	text, err := os.ReadFile(shared.nftproxy(n.t))
@@ -156,7 +161,8 @@ func (w *privilegesWorld) serves() {
 	})
 	metrics, loopback := netip.MustParseAddrPort("127.0.0.1:10249"), netip.MustParseAddr("127.0.0.1")
 	w.soon("the health ports answer", func() error {
-		return w.answers(netip.AddrPortFrom(w.NodeAddrs.V4(), uint16(w.web.Spec.HealthCheckNodePort)), "/", http.StatusOK, `"localEndpoints":1`)
+		return w.answers(netip.AddrPortFrom(w.NodeAddrs.V4(), uint16(w.web.Spec.HealthCheckNodePort)), "/", http.StatusOK,
+			`"localEndpoints":1`)
 	})
 	w.must(
 		w.answers(netip.AddrPortFrom(w.NodeAddrs.V4(), 10256), "/readyz", http.StatusOK, "ok"),
@@ -241,8 +247,8 @@ func (w *privilegesWorld) startsAgain() {
 	})
 }
 
-// onlyExpectedWarnings: the log has no sign of a right that is missing. Who is not of the group root cannot read which tables
-// iptables-legacy has.
+// onlyExpectedWarnings: the log has no sign of a right that is missing. Who is not of the group root cannot read which
+// tables iptables-legacy has.
 func (w *privilegesWorld) onlyExpectedWarnings() {
 	w.t.Helper()
 	lines, _ := w.proxy.Logged(0)

@@ -133,7 +133,8 @@ func (n *node) moveEndpoints(p *process) map[int]netip.Addr {
 // movedSlice is the slice of a service with its last endpoint moved.
 func (n *node) movedSlice(i int, to netip.Addr) *discoveryv1.EndpointSlice {
 	n.t.Helper()
-	s, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Get(n.ctx, fmt.Sprintf("service-%05d", i), metav1.GetOptions{})
+	s, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Get(n.ctx, fmt.Sprintf("service-%05d", i),
+		metav1.GetOptions{})
 	n.must(err)
 	s.Endpoints[len(s.Endpoints)-1].Addresses = []string{to.String()}
 	return s
@@ -198,7 +199,8 @@ func (n *node) checkListing(nft nftcmd.Command, moved map[int]netip.Addr) {
 	}
 	slices.Sort(got)
 	if !slices.Equal(want, got) {
-		n.t.Errorf("the listing has %d endpoints of %d; the first of %d differences: %s", len(got), len(want), len(difference(want, got)), difference(want, got)[:1])
+		n.t.Errorf("the listing has %d endpoints of %d; the first of %d differences: %s", len(got), len(want),
+			len(difference(want, got)), difference(want, got)[:1])
 	}
 
 	start = time.Now()
@@ -217,7 +219,8 @@ func (n *node) checkListing(nft nftcmd.Command, moved map[int]netip.Addr) {
 // withoutOwner removes the owner of a table from a listing. nft 1.0.6 prints one more
 // blank line where a table has only a comment before its sets.
 func withoutOwner(listing string) string {
-	return regexp.MustCompile(`(?m)^\tcomment [^\n]*\n\n?|^\tflags [^\n]*\n\n?| # progname [^\n]*`).ReplaceAllString(listing, "")
+	return regexp.MustCompile(`(?m)^\tcomment [^\n]*\n\n?|^\tflags [^\n]*\n\n?| # progname [^\n]*`).ReplaceAllString(
+		listing, "")
 }
 
 // difference lists the lines that only one of the two texts has.

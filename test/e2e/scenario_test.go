@@ -67,7 +67,8 @@ func newPlay(t *testing.T, plane *controlPlane, s *scenario.Scenario) *play {
 
 func (p *play) addSide(command *exec.Cmd) *side {
 	p.t.Helper()
-	s := &side{play: p, command: command, stuck: map[string]scenario.Target{}, stage: stage.NewForTest(p.t, stage.Config{Bridge: p.scenario.Bridge()})}
+	s := &side{play: p, command: command, stuck: map[string]scenario.Target{},
+		stage: stage.NewForTest(p.t, stage.Config{Bridge: p.scenario.Bridge()})}
 	p.world.plane.connect(p.t, s.stage.Node)
 	s.notices = listenIn(p.t, s.stage.Node)
 	if p.scenario.OtherTables != "" {
@@ -183,7 +184,8 @@ func (s *side) repeatUntilDone(n int, most time.Duration, attempt func() bool) {
 			return
 		case done:
 			last, _ := s.notices.Last()
-			s.t.Logf("step %d: %s had it all in the kernel at the latest %v after the first change", n+1, s.name(), last.Sub(s.begun).Round(time.Millisecond))
+			s.t.Logf("step %d: %s had it all in the kernel at the latest %v after the first change", n+1, s.name(),
+				last.Sub(s.begun).Round(time.Millisecond))
 			return
 		}
 		select {
@@ -206,7 +208,8 @@ func (s *side) name() string { return filepath.Base(s.command.Path) }
 func (s *side) mayFollowMarker(n int) bool {
 	step := &s.scenario.Steps[n]
 	isUnmarked := func(kind string) bool { return kind == "Node" || kind == "ServiceCIDR" }
-	return n > 0 && (!slices.Equal(step.Addresses, s.scenario.Steps[n-1].Addresses) || !slices.Equal(step.Networks, s.scenario.Steps[n-1].Networks) ||
+	return n > 0 && (!slices.Equal(step.Addresses, s.scenario.Steps[n-1].Addresses) ||
+		!slices.Equal(step.Networks, s.scenario.Steps[n-1].Networks) ||
 		slices.ContainsFunc(step.Changed, func(o scenario.Object) bool { return isUnmarked(o.Kind) }) ||
 		slices.ContainsFunc(step.Deleted, func(k scenario.Key) bool { return isUnmarked(k.Kind) }) ||
 		slices.ContainsFunc(s.flows(n), func(f scenario.Flow) bool { return f.Want.Sticky }))

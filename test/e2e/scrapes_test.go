@@ -74,7 +74,8 @@ func TestScrapes(t *testing.T) {
 	missing := 0
 	for line := range strings.Lines(string(recorded)) {
 		at := strings.LastIndexByte(line, ' ')
-		if series := seriesWithoutHost(line[:at]); series != "scrape" && !seen[series] && !strings.Contains(series, "reason=") {
+		if series := seriesWithoutHost(line[:at]); series != "scrape" && !seen[series] && !strings.Contains(series,
+			"reason=") {
 			missing++
 			t.Errorf("no %s", series)
 		}
@@ -88,7 +89,8 @@ func TestScrapes(t *testing.T) {
 // charted says whether the dashboard or an alert may need the series.
 func charted(series string) bool {
 	name, _, _ := strings.Cut(series, "{")
-	return slices.ContainsFunc([]string{"kubeproxy_", "nftproxy_", "rest_client_requests_total", "process_resident", "process_cpu"}, func(prefix string) bool {
+	return slices.ContainsFunc([]string{"kubeproxy_", "nftproxy_", "rest_client_requests_total", "process_resident",
+		"process_cpu"}, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix)
 	})
 }

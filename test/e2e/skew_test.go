@@ -11,13 +11,13 @@ import (
 	"nftproxy/test/lib/controlplane"
 )
 
-// skewVariable has the minor releases of kube-apiserver for TestSkew, separated by commas; newest stands for that of the
-// other tests.
+// skewVariable has the minor releases of kube-apiserver for TestSkew, separated by commas; newest stands for that of
+// the other tests.
 const skewVariable = "NFTPROXY_SKEW"
 
-// TestSkew runs the proxy with older API servers: a list, changes by a watch, a restart of the proxy, an outage of the API
-// server with changes right after it, and one of which the proxy knows nothing until its start. Services are served, and
-// the log has no error and no warning twice. The accounts are those of kube-proxy and of our manifests.
+// TestSkew runs the proxy with older API servers: a list, changes by a watch, a restart of the proxy, an outage of the
+// API server with changes right after it, and one of which the proxy knows nothing until its start. Services are
+// served, and the log has no error and no warning twice. The accounts are those of kube-proxy and of our manifests.
 func TestSkew(t *testing.T) {
 	controlplane.Require(t)
 	releases := os.Getenv(skewVariable)

@@ -29,7 +29,8 @@ func TestStartupTaint(t *testing.T) {
 	n.must(n.plane.cluster.Apply(n.ctx, manifests))
 	t.Cleanup(func() { n.must(n.plane.cluster.Delete(context.Background(), manifests)) })
 	other := n.name + "-other"
-	_, err := n.plane.client.CoreV1().Nodes().Create(n.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: other}}, metav1.CreateOptions{})
+	_, err := n.plane.client.CoreV1().Nodes().Create(n.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: other}},
+		metav1.CreateOptions{})
 	n.must(err)
 	t.Cleanup(func() {
 		n.must(n.plane.client.CoreV1().Nodes().Delete(context.Background(), other, metav1.DeleteOptions{}))
@@ -41,15 +42,19 @@ func TestStartupTaint(t *testing.T) {
 	config := n.podConfig()
 	client, err := kubernetes.NewForConfig(config)
 	n.must(err)
-	n.soon("the policy in force", func() error { return n.refusedPatch(client, other, removeFirst, "only the Node of its own pod") })
+	n.soon("the policy in force", func() error {
+		return n.refusedPatch(client, other, removeFirst, "only the Node of its own pod")
+	})
 	n.must(n.refusedPatch(client, n.name, `[{"op":"remove","path":"/spec/taints/1"}]`, "only nftproxy.io/starting"),
-		n.refusedPatch(client, n.name, `[{"op":"add","path":"/spec/taints/-","value":{"key":"a","effect":"NoSchedule"}}]`, "only nftproxy.io/starting"))
+		n.refusedPatch(client, n.name, `[{"op":"add","path":"/spec/taints/-","value":{"key":"a","effect":"NoSchedule"}}]`,
+			"only nftproxy.io/starting"))
 	for _, more := range [][2]string{
 		{`{"op":"add","path":"/metadata/labels/a","value":"b"}`, "metadata"},
 		{`{"op":"add","path":"/metadata/annotations","value":{"a":"b"}}`, "metadata"},
 		{`{"op":"add","path":"/metadata/finalizers","value":["example.org/a"]}`, "metadata"},
 		{`{"op":"add","path":"/spec/unschedulable","value":true}`, "nothing in the spec"},
-		{`{"op":"add","path":"/spec/podCIDRs","value":["10.1.0.0/24"]},{"op":"add","path":"/spec/podCIDR","value":"10.1.0.0/24"}`, "nothing in the spec"},
+		{`{"op":"add","path":"/spec/podCIDRs","value":["10.1.0.0/24"]},{"op":"add","path":"/spec/podCIDR",` +
+			`"value":"10.1.0.0/24"}`, "nothing in the spec"},
 	} {
 		n.must(n.refusedPatch(client, n.name, `[{"op":"remove","path":"/spec/taints/0"},`+more[0]+`]`, more[1]))
 	}
@@ -58,7 +63,8 @@ func TestStartupTaint(t *testing.T) {
 	n.must(n.refusedPatch(n.clientOf(unbound), n.name, removeFirst, "only the Node of its own pod"))
 
 	kubeconfig := n.writeKubeconfig(config)
-	p := n.run(exec.Command(shared.nftproxy(t), "run", "--kubeconfig="+kubeconfig, "--hostname-override="+n.name, "-v=2", "--nftproxy-startup-taint="+startupTaint))
+	p := n.run(exec.Command(shared.nftproxy(t), "run", "--kubeconfig="+kubeconfig, "--hostname-override="+n.name, "-v=2",
+		"--nftproxy-startup-taint="+startupTaint))
 	_, synced := p.awaitSync(0)
 	p.awaitText(synced, "INFO", "removed the start-up taint from the Node", n.name)
 	if diff := n.taintsAre(n.name, kept); diff != nil {
@@ -83,7 +89,8 @@ func (n *node) setTaints(name string, keys ...string) {
 		list = append(list, fmt.Sprintf(`{"key":%q,"effect":"NoSchedule"}`, key))
 	}
 	patch := `{"metadata":{"labels":{"kubernetes.io/os":"linux"}},"spec":{"taints":[` + strings.Join(list, ",") + `]}}`
-	_, err := n.plane.client.CoreV1().Nodes().Patch(n.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := n.plane.client.CoreV1().Nodes().Patch(n.ctx, name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
 	n.must(err)
 }
 
@@ -109,7 +116,8 @@ func (n *node) taintsAre(name string, want ...string) error {
 // refusedPatch returns an error unless the API server refuses a JSON patch of a Node with
 // these words.
 func (n *node) refusedPatch(client kubernetes.Interface, name, patch, words string) error {
-	_, err := client.CoreV1().Nodes().Patch(n.ctx, name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := client.CoreV1().Nodes().Patch(n.ctx, name, types.JSONPatchType, []byte(patch),
+		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	if err == nil || !strings.Contains(err.Error(), words) {
 		return fmt.Errorf("patch %s of Node %s: error %w, want %q", patch, name, err, words)
 	}
@@ -131,9 +139,11 @@ func (n *node) podConfig() *rest.Config {
 		now := int64(0) // No kubelet is there to stop it.
 		n.must(pods.Delete(context.Background(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	})
-	answer, err := n.plane.client.CoreV1().ServiceAccounts("kube-system").CreateToken(n.ctx, deployed, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
-	}, metav1.CreateOptions{})
+	answer, err := n.plane.client.CoreV1().ServiceAccounts("kube-system").CreateToken(n.ctx, deployed,
+		&authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
+				APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
+		}, metav1.CreateOptions{})
 	n.must(err)
 	config := rest.AnonymousClientConfig(n.plane.cluster.Client())
 	config.BearerToken = answer.Status.Token
@@ -156,7 +166,8 @@ func (n *node) clientOf(kubeconfig string) kubernetes.Interface {
 func (n *node) writeKubeconfig(config *rest.Config) string {
 	n.t.Helper()
 	k := clientcmdapi.NewConfig()
-	k.Clusters["test"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthority: config.CAFile, CertificateAuthorityData: config.CAData}
+	k.Clusters["test"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthority: config.CAFile,
+		CertificateAuthorityData: config.CAData}
 	k.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
 	k.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
 	k.CurrentContext = "test"

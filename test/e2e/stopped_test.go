@@ -25,7 +25,8 @@ func TestStopped(t *testing.T) {
 	const services, rounds, gone = 12, 60, 3
 	slices := make([]*discoveryv1.EndpointSlice, services)
 	for i := range slices {
-		slices[i] = n.publish(slice(fmt.Sprintf("web-%d", i), n.create(service(fmt.Sprintf("web-%d", i), "")), stoppedEndpoint(i, 0)))
+		slices[i] = n.publish(slice(fmt.Sprintf("web-%d", i), n.create(service(fmt.Sprintf("web-%d", i), "")),
+			stoppedEndpoint(i, 0)))
 	}
 	p := n.startProxy()
 	n.verify()
@@ -65,7 +66,8 @@ func TestStopped(t *testing.T) {
 	n.must(syscall.Kill(p.PID(), syscall.SIGCONT))
 	select {
 	case at := <-arrived:
-		t.Logf("stopped for %v, with %d changes; all in the kernel %v after it went on", woken.Sub(stopped).Round(time.Second),
+		t.Logf("stopped for %v, with %d changes; all in the kernel %v after it went on",
+			woken.Sub(stopped).Round(time.Second),
 			rounds*(services-gone)+gone+2, at.Sub(woken).Round(time.Millisecond))
 	case <-p.Exited():
 		t.Fatalf("the proxy ended: %v", p.Err())

@@ -58,13 +58,16 @@ func TestTakeover(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	eachTakeover(t, func(w *takeoverWorld, rounds int) {
 		if rounds <= 2 {
-			w.t.Skipf("nftproxy waits 6 minutes for kube-proxy's return; make takeover with more than 2 rounds runs this, not with %d", rounds)
+			w.t.Skipf("nftproxy waits 6 minutes for kube-proxy's return; make takeover with more than 2 rounds runs this, not "+
+				"with %d", rounds)
 		}
 		w.ours = w.startProxy("--config=" + w.config)
-		w.ours.awaitText(0, "WARN", "kube-proxy runs beside nftproxy", fmt.Sprintf("PID %d", w.theirs.PID()), string(w.mode.kind))
+		w.ours.awaitText(0, "WARN", "kube-proxy runs beside nftproxy", fmt.Sprintf("PID %d", w.theirs.PID()),
+			string(w.mode.kind))
 		w.soon("the event about the Node", func() error {
 			events, err := w.plane.client.CoreV1().Events(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{
-				FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + w.name + ",reason=" + string(watch.ReasonKubeProxy),
+				FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + w.name + ",reason=" +
+					string(watch.ReasonKubeProxy),
 			})
 			if err == nil && (len(events.Items) == 0 || !strings.Contains(events.Items[0].Message, "both serve the Services")) {
 				err = fmt.Errorf("events %v", events.Items)
@@ -126,7 +129,8 @@ func newTakeoverWorld(t *testing.T, m takeoverMode, binary string) *takeoverWorl
 	n := newNode(t)
 	w := &takeoverWorld{node: n, mode: m, config: filepath.Join(t.TempDir(), "config.conf")}
 	spec, loyal := service("web", ""), service("loyal", "")
-	spec.Spec.Type, loyal.Spec.Type, loyal.Spec.SessionAffinity = corev1.ServiceTypeNodePort, corev1.ServiceTypeNodePort, corev1.ServiceAffinityClientIP
+	spec.Spec.Type, loyal.Spec.Type, loyal.Spec.SessionAffinity = corev1.ServiceTypeNodePort, corev1.ServiceTypeNodePort,
+		corev1.ServiceAffinityClientIP
 	w.web, w.loyal, w.self = n.create(spec), n.create(loyal), n.create(service("self", ""))
 	pods := map[string]*testnet.Pod{}
 	for _, name := range []string{"web-1", "web-2", "self"} {
@@ -155,7 +159,9 @@ conntrack: {maxPerCore: 0}
 	w.kubeProxy.Env = append(os.Environ(), "PATH="+iptablesPath(t, m.multi)+":"+os.Getenv("PATH"))
 	w.startKubeProxy()
 	for _, family := range []string{"IPv4", "IPv6"} {
-		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool {
+			return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`)
+		})
 	}
 	w.client = n.addClient()
 	w.soon("kube-proxy serves", func() error {
@@ -196,7 +202,8 @@ func (w *takeoverWorld) takeOver() {
 	w.awaitRules("nftproxy")
 	w.clusterIPsAnswer()
 	w.traffic.goesOn()
-	if out, err := w.cleanup("--kube-proxy"); err == nil || !strings.Contains(out, "kube-proxy runs (PID "+strconv.Itoa(w.theirs.PID())+"): stop it first") {
+	if out, err := w.cleanup("--kube-proxy"); err == nil || !strings.Contains(out, "kube-proxy runs (PID "+
+		strconv.Itoa(w.theirs.PID())+"): stop it first") {
 		w.t.Fatalf("cleanup --kube-proxy beside kube-proxy: %v: %s", err, out)
 	}
 	w.theirs.kill()
@@ -215,8 +222,8 @@ func (w *takeoverWorld) takeOver() {
 	w.traffic.staysLoyal()
 }
 
-// clusterIPsAnswer pings the cluster IPs of a Service from a pod and the node. kube-proxy's modes of this test do not answer, nftproxy does so
-// with --nftproxy-answer-ping as soon as its rules are there.
+// clusterIPsAnswer pings the cluster IPs of a Service from a pod and the node. kube-proxy's modes of this test do not
+// answer, nftproxy does so with --nftproxy-answer-ping as soon as its rules are there.
 func (w *takeoverWorld) clusterIPsAnswer() {
 	w.t.Helper()
 	for _, family := range ip.Families() {

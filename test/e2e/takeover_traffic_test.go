@@ -63,9 +63,9 @@ type way struct {
 
 func (y way) String() string { return fmt.Sprintf("%s to %v from %v", y.protocol, y.to, y.from) }
 
-// startTraffic starts clients of the Services, each with new connections, and with one that stays open: in a pod, on the node and outside, for
-// TCP and UDP of both families. A pod reaches itself by the Service self, whose slices have no nodeName in iptables mode. Clients on localhost are there
-// where kube-proxy serves them.
+// startTraffic starts clients of the Services, each with new connections, and with one that stays open: in a pod, on
+// the node and outside, for TCP and UDP of both families. A pod reaches itself by the Service self, whose slices have
+// no nodeName in iptables mode. Clients on localhost are there where kube-proxy serves them.
 func (w *takeoverWorld) startTraffic(pod, self *testnet.Namespace) *traffic {
 	w.t.Helper()
 	tr := &traffic{t: w.t, done: make(chan struct{})}
@@ -73,21 +73,27 @@ func (w *takeoverWorld) startTraffic(pod, self *testnet.Namespace) *traffic {
 		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
 			ways := append(w.waysTo(w.web, pod, protocol, family), way{self, protocol, address(w.self, protocol, family)})
 			if w.mode.mode == "iptables" && family == ip.V4 {
-				ways = append(ways, way{w.Node, protocol, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), nodePort(w.web, protocol))})
+				ways = append(ways, way{w.Node, protocol, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+					nodePort(w.web, protocol))})
 			}
 			for _, y := range ways {
 				tr.clients = append(tr.clients,
-					&trafficClient{name: "new " + y.String(), short: true, step: func() error { return tr.connectOnce(w.node, y, nil) }},
+					&trafficClient{name: "new " + y.String(), short: true, step: func() error {
+						return tr.connectOnce(w.node, y, nil)
+					}},
 					&trafficClient{name: "open " + y.String(), step: w.stayOpen(y.from, protocol, y.to)})
 			}
 		}
 		for _, y := range w.waysTo(w.loyal, pod, testnet.TCP, family) {
 			l := &loyalty{}
-			tr.clients = append(tr.clients, &trafficClient{name: "loyal " + y.String(), short: true, loyal: l, step: func() error { return tr.connectOnce(w.node, y, l) }})
+			tr.clients = append(tr.clients, &trafficClient{name: "loyal " + y.String(), short: true, loyal: l,
+				step: func() error { return tr.connectOnce(w.node, y, l) }})
 		}
 		host := netip.AddrPortFrom(of(w.NodeAddrs, family), 0)
 		for _, y := range []way{{pod, testnet.ICMP, host}, {w.Outside, testnet.ICMP, host}} {
-			tr.clients = append(tr.clients, &trafficClient{name: y.String(), short: true, step: func() error { return tr.connectOnce(w.node, y, nil) }})
+			tr.clients = append(tr.clients, &trafficClient{name: y.String(), short: true, step: func() error {
+				return tr.connectOnce(w.node, y, nil)
+			}})
 		}
 	}
 	for _, c := range tr.clients {
@@ -100,7 +106,8 @@ func (w *takeoverWorld) startTraffic(pod, self *testnet.Namespace) *traffic {
 // waysTo are those from a pod and the node to the cluster IP, and from outside to the node port.
 func (w *takeoverWorld) waysTo(s *corev1.Service, pod *testnet.Namespace, protocol string, family ip.Family) []way {
 	cluster := address(s, protocol, family)
-	return []way{{pod, protocol, cluster}, {w.Node, protocol, cluster}, {w.Outside, protocol, netip.AddrPortFrom(of(w.NodeAddrs, family), nodePort(s, protocol))}}
+	return []way{{pod, protocol, cluster}, {w.Node, protocol, cluster},
+		{w.Outside, protocol, netip.AddrPortFrom(of(w.NodeAddrs, family), nodePort(s, protocol))}}
 }
 
 // longestStep is how long an answer may take. A busy machine is late by seconds; a datagram that is
@@ -234,8 +241,8 @@ func (tr *traffic) goesOn() {
 	}
 }
 
-// staysLoyal fails the test if a client of session affinity has changed its endpoint more than once since the last look: the proxies do
-// not know whom the other one remembers, so the one that begins to serve may choose anew.
+// staysLoyal fails the test if a client of session affinity has changed its endpoint more than once since the last
+// look: the proxies do not know whom the other one remembers, so the one that begins to serve may choose anew.
 func (tr *traffic) staysLoyal() {
 	tr.t.Helper()
 	for _, c := range tr.clients {

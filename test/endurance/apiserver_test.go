@@ -116,9 +116,11 @@ func (s *apiServer) put(resourceName, name, text string) {
 		object = []byte(strings.Replace(text, "VERSION", strconv.Itoa(s.version), 1))
 		r.objects[name] = object
 	} else {
-		object = []byte(strings.Replace(string(object), `"resourceVersion":"`, `"resourceVersion":"`+strconv.Itoa(s.version)+`","old":"`, 1))
+		object = []byte(strings.Replace(string(object), `"resourceVersion":"`, `"resourceVersion":"`+strconv.Itoa(s.version)+
+			`","old":"`, 1))
 	}
-	r.events = append(r.events, event{s.version, fmt.Appendf(nil, `{"type":%q,"object":{"apiVersion":%q,"kind":%q,%s}}`+"\n", verb, r.apiVersion, r.kind, object)})
+	r.events = append(r.events, event{s.version, fmt.Appendf(nil, `{"type":%q,"object":{"apiVersion":%q,"kind":%q,%s}}`+
+		"\n", verb, r.apiVersion, r.kind, object)})
 	if len(r.events) > 2*keptEvents {
 		forget := len(r.events) - keptEvents
 		r.forgotten = r.events[forget-1].version
@@ -152,13 +154,15 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 
 func answer(w http.ResponseWriter, code int, reason string) {
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": reason})
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "v1", "kind": "Status", "status": "Failure",
+		"reason": reason, "code": code, "message": reason})
 }
 
 func (s *apiServer) list(w http.ResponseWriter, r *resource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"%d"},"items":[`, r.apiVersion, r.kind, s.version)
+	fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"%d"},"items":[`, r.apiVersion, r.kind,
+		s.version)
 	first := true
 	for _, object := range r.objects {
 		if !first {

@@ -74,7 +74,8 @@ type days struct {
 }
 
 func startDays(t *testing.T, seed uint64) *days {
-	d := &days{T: t, rng: rand.New(rand.NewPCG(seed, 0)), kernel: &modelKernel{model: nft.NewModel()}, services: service.NewBuilder(gen.PlainNode()), mailbox: service.NewMailbox()}
+	d := &days{T: t, rng: rand.New(rand.NewPCG(seed, 0)), kernel: &modelKernel{model: nft.NewModel()},
+		services: service.NewBuilder(gen.PlainNode()), mailbox: service.NewMailbox()}
 	d.kernel.rng = rand.New(rand.NewPCG(seed, 1))
 	loop := proxy.New(proxy.DefaultConfig(), d.kernel, ruleset.NewCompiler(config()).Compile, func(s proxy.Sync) {
 		d.syncs++

@@ -64,7 +64,8 @@ func TestEndurance(t *testing.T) {
 	}
 	r.verify()
 	s := all[len(all)-1]
-	t.Logf("%d changes, %d watches, %d of them with a version too old, %.0f s", changes, r.server.watches, r.server.expired, s.Seconds)
+	t.Logf("%d changes, %d watches, %d of them with a version too old, %.0f s", changes, r.server.watches,
+		r.server.expired, s.Seconds)
 	r.logSyncs()
 	if want := changes / watchedEvents / 2; r.server.watches < want {
 		t.Errorf("only %d watches: want %d", r.server.watches, want)
@@ -152,7 +153,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{T: t, ns: testnet.NamespaceForTest(t, "endurance"), server: newAPIServer(), binary: filepath.Join(t.TempDir(), "nftproxy")}
+	r := &rig{T: t, ns: testnet.NamespaceForTest(t, "endurance"), server: newAPIServer(),
+		binary: filepath.Join(t.TempDir(), "nftproxy")}
 	must(t, child.Build(r.binary, filepath.Join("..", ".."), "./cmd/nftproxy"))
 	l, err := r.ns.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
@@ -177,7 +179,8 @@ func (r *rig) flags() []string {
 // start starts the proxy, and returns after its first sync.
 func (r *rig) start() {
 	r.Helper()
-	cmd := exec.Command(r.binary, append([]string{"run", "--healthz-bind-address=", "--metrics-bind-address=" + metricsAddress, "-v=2"}, r.flags()...)...)
+	cmd := exec.Command(r.binary, append([]string{"run", "--healthz-bind-address=", "--metrics-bind-address=" +
+		metricsAddress, "-v=2"}, r.flags()...)...)
 	var err error
 	r.proxy, err = child.Start(r.ns, cmd)
 	must(r, err)
@@ -198,10 +201,12 @@ func (r *rig) sample() sample {
 	r.Helper()
 	m := r.metrics()
 	s := sample{
-		Watches: r.server.started(), MemoryMB: m["process_resident_memory_bytes"] / 1e6, HeapMB: m["go_memstats_heap_inuse_bytes"] / 1e6,
+		Watches: r.server.started(), MemoryMB: m["process_resident_memory_bytes"] / 1e6,
+		HeapMB:     m["go_memstats_heap_inuse_bytes"] / 1e6,
 		Goroutines: int(m["go_goroutines"]), Descriptors: int(m["process_open_fds"]),
 	}
-	nothing := &nft.Program{IPv4: &nft.Table{Family: nft.IPv4, Name: config().Table}, IPv6: &nft.Table{Family: nft.IPv6, Name: config().Table}}
+	nothing := &nft.Program{IPv4: &nft.Table{Family: nft.IPv4, Name: config().Table}, IPv6: &nft.Table{Family: nft.IPv6,
+		Name: config().Table}}
 	for _, f := range nft.Families() {
 		contents, err := r.conn.ReadTable(nothing.Table(f))
 		must(r, err)
@@ -223,7 +228,8 @@ func (s *apiServer) started() int {
 // metrics are the process's metrics without labels.
 func (r *rig) metrics() map[string]float64 {
 	r.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context,
+		network, address string) (net.Conn, error) {
 		return r.ns.Dial(ctx, network, address)
 	}}}
 	response, err := client.Get("http://" + metricsAddress + "/metrics")

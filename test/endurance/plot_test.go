@@ -34,7 +34,8 @@ text{font:15px -apple-system,"Segoe UI",Helvetica,Arial,"Liberation Sans",sans-s
 	for i, c := range curves() {
 		drawPanel(&b, c, all, plotTop+panelHeight*i)
 	}
-	fmt.Fprintf(&b, `<text class="faint" x="%d" y="%d">0</text><text class="faint" x="%d" y="%d" text-anchor="end">%s changes</text>`+"\n</svg>\n",
+	fmt.Fprintf(&b, `<text class="faint" x="%d" y="%d">0</text><text class="faint" x="%d" y="%d" text-anchor="end">%s `+
+		`changes</text>`+"\n</svg>\n",
 		plotLeft, height-12, plotRight, height-12, thousands(last.Changes))
 	return b.String()
 }
@@ -43,7 +44,8 @@ text{font:15px -apple-system,"Segoe UI",Helvetica,Arial,"Liberation Sans",sans-s
 func description(all []sample) string {
 	var b strings.Builder
 	for _, c := range curves() {
-		fmt.Fprintf(&b, " %s: %.0f after %s, %.0f at the end.", c.what, c.of(&all[0]), thousands(all[0].Changes), c.of(&all[len(all)-1]))
+		fmt.Fprintf(&b, " %s: %.0f after %s, %.0f at the end.", c.what, c.of(&all[0]), thousands(all[0].Changes),
+			c.of(&all[len(all)-1]))
 	}
 	return b.String()
 }
@@ -65,7 +67,8 @@ func drawPanel(b *strings.Builder, c curve, all []sample, top int) {
 	fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`+"\n", plotLeft, bottom, plotRight, bottom)
 	fmt.Fprintf(b, `<polyline class="curve" points="%s"/>`+"\n", strings.Join(points, " "))
 	end := c.of(&all[len(all)-1])
-	fmt.Fprintf(b, `<text class="text" x="%d" y="%.1f">%.0f</text>`+"\n", plotRight+10, float64(bottom)-end/most*(room-8)+5, end)
+	fmt.Fprintf(b, `<text class="text" x="%d" y="%.1f">%.0f</text>`+"\n", plotRight+10, float64(bottom)-end/most*(room-8)+
+		5, end)
 }
 
 // thousands writes a number with commas.

@@ -44,7 +44,8 @@ func BenchmarkRestart(b *testing.B) {
 				l.close(b)
 			}
 			for unit, d := range map[string]time.Duration{
-				"compile-ms/op": total.Compile, "read-ms/op": total.Read, "plan-ms/op": total.Plan, "cpu-ms/op": spentCPU(b, unix.RUSAGE_SELF) - before,
+				"compile-ms/op": total.Compile, "read-ms/op": total.Read, "plan-ms/op": total.Plan,
+				"cpu-ms/op": spentCPU(b, unix.RUSAGE_SELF) - before,
 			} {
 				b.ReportMetric(d.Seconds()*1000/float64(b.N), unit)
 			}
@@ -109,7 +110,8 @@ func deleteOneEndpoint(t *nft.Table) nft.Op {
 	for _, part := range t.Parts.All() {
 		for _, p := range part.Pools {
 			key := p.Prefix.WithIndex(p.Targets.Len() - 1)
-			return nft.DeleteElements{Table: t.ID(), Set: t.Set(p.Map), Elements: []nft.OwnedElement{{Element: nft.Element{Set: p.Map, Key: key}}}}
+			return nft.DeleteElements{Table: t.ID(), Set: t.Set(p.Map),
+				Elements: []nft.OwnedElement{{Element: nft.Element{Set: p.Map, Key: key}}}}
 		}
 	}
 	return nil

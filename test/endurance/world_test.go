@@ -18,7 +18,8 @@ type world struct {
 
 func newWorld(server *apiServer, seed uint64) *world {
 	w := &world{server: server, rng: rand.New(rand.NewPCG(seed, 0))}
-	server.put("nodes", "node", `"metadata":{"name":"node","uid":"node","resourceVersion":"VERSION"},"spec":{"podCIDR":"10.0.0.0/8"}`)
+	server.put("nodes", "node",
+		`"metadata":{"name":"node","uid":"node","resourceVersion":"VERSION"},"spec":{"podCIDR":"10.0.0.0/8"}`)
 	for i := range worldSize {
 		w.putService(i)
 		w.putSlice(i)
@@ -60,15 +61,18 @@ func (w *world) putService(i int) {
 		}
 	}
 	if w.rng.IntN(5) == 0 {
-		fmt.Fprintf(&more, `,"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":%d}}`, 60*(1+w.rng.IntN(5)))
+		fmt.Fprintf(&more, `,"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":%d}}`,
+			60*(1+w.rng.IntN(5)))
 	}
 	if w.rng.IntN(5) == 0 {
 		more.WriteString(`,"internalTrafficPolicy":"Local"`)
 	}
-	w.server.put(services, serviceName(i), fmt.Sprintf(`"metadata":{"name":%q,"namespace":"default","uid":"s%d","resourceVersion":"VERSION"},`+
-		`"spec":{"type":%q,"clusterIP":"172.30.0.%d","clusterIPs":["172.30.0.%d","fd30::%x"],"ipFamilies":["IPv4","IPv6"],`+
-		`"ports":[{"name":"http","protocol":"TCP","port":%d,"targetPort":8080%s},{"name":"dns","protocol":"UDP","port":53,"targetPort":5353}]%s}`,
-		serviceName(i), i, kind, i+1, i+1, i+1, 80+w.rng.IntN(3), nodePort, more.String()))
+	w.server.put(services, serviceName(i),
+		fmt.Sprintf(`"metadata":{"name":%q,"namespace":"default","uid":"s%d","resourceVersion":"VERSION"},`+
+			`"spec":{"type":%q,"clusterIP":"172.30.0.%d","clusterIPs":["172.30.0.%d","fd30::%x"],"ipFamilies":["IPv4","IPv6"],`+
+			`"ports":[{"name":"http","protocol":"TCP","port":%d,"targetPort":8080%s},{"name":"dns","protocol":"UDP",`+
+			`"port":53,"targetPort":5353}]%s}`,
+			serviceName(i), i, kind, i+1, i+1, i+1, 80+w.rng.IntN(3), nodePort, more.String()))
 }
 
 // putSlice stores the EndpointSlice of a Service with other endpoints.
@@ -78,7 +82,11 @@ func (w *world) putSlice(i int) {
 		list = append(list, fmt.Sprintf(`{"addresses":["10.%d.%d.%d"],"conditions":{"ready":%t},"nodeName":"node-%d"}`,
 			w.rng.IntN(4), i, e+1, w.rng.IntN(4) > 0, w.rng.IntN(3)))
 	}
-	w.server.put(slicesName, serviceName(i), fmt.Sprintf(`"metadata":{"name":%q,"namespace":"default","uid":"e%d","resourceVersion":"VERSION","labels":{"kubernetes.io/service-name":%q}},`+
-		`"addressType":"IPv4","endpoints":[%s],"ports":[{"name":"http","protocol":"TCP","port":8080},{"name":"dns","protocol":"UDP","port":5353}]`,
-		serviceName(i), i, serviceName(i), strings.Join(list, ",")))
+	w.server.put(slicesName, serviceName(i),
+		fmt.Sprintf(
+			`"metadata":{"name":%q,"namespace":"default","uid":"e%d","resourceVersion":"VERSION","labels":{"kubernetes.io/`+
+				`service-name":%q}},`+
+				`"addressType":"IPv4","endpoints":[%s],"ports":[{"name":"http","protocol":"TCP","port":8080},{"name":"dns",`+
+				`"protocol":"UDP","port":5353}]`,
+			serviceName(i), i, serviceName(i), strings.Join(list, ",")))
 }

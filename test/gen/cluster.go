@@ -43,7 +43,8 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 
 func nodePortLists() [][]string {
 	return [][]string{
-		nil, {"primary"}, {"0.0.0.0/0", "::/0"}, {"192.168.0.0/24"}, {"192.168.1.0/24", "2001:db8::/64"}, {"127.0.0.0/8", "::/0"},
+		nil, {"primary"}, {"0.0.0.0/0", "::/0"}, {"192.168.0.0/24"}, {"192.168.1.0/24", "2001:db8::/64"},
+		{"127.0.0.0/8", "::/0"},
 		{"primary", "127.0.0.0/8", "::1/128"},
 	}
 }
@@ -143,7 +144,8 @@ func onHost(rng *rand.Rand, s *service.Service, node *service.Node) *service.Ser
 	endpoints := slices.Collect(p.Endpoints.All())
 	for _, a := range node.HostAddresses[:1] {
 		if slices.ContainsFunc(s.ClusterIPs, func(c netip.Addr) bool { return c.Is6() == a.Is6() }) {
-			endpoints = append(endpoints, service.Endpoint{Addr: netip.AddrPortFrom(a, 9100), Node: node.Name, Ready: true, Serving: true})
+			endpoints = append(endpoints, service.Endpoint{Addr: netip.AddrPortFrom(a, 9100), Node: node.Name, Ready: true,
+				Serving: true})
 		}
 	}
 	p.Endpoints = service.MergeEndpoints(endpoints)

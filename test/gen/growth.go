@@ -8,8 +8,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// Growth draws growing endpoints of the snapshot's services with a slow start: any of them, with any part of their weight, also all
-// of a port. The order of ports and endpoints makes no difference.
+// Growth draws growing endpoints of the snapshot's services with a slow start: any of them, with any part of their
+// weight, also all of a port. The order of ports and endpoints makes no difference.
 func Growth(rng *rand.Rand, s service.Snapshot) service.Growth {
 	var growth service.Growth
 	drawn := rng.Uint64()

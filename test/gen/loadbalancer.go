@@ -89,7 +89,8 @@ func affinityTimeout(rng *rand.Rand) time.Duration {
 func PodCIDRs(rng *rand.Rand) []netip.Prefix {
 	var list []netip.Prefix
 	for range rng.IntN(4) {
-		pool := []string{"10.0.0.0/8", "10.0.0.0/29", "10.0.0.8/30", "10.1.0.0/24", "fd00:1::/64", "fd00:1::/125", "fd00:2::/64"}
+		pool := []string{"10.0.0.0/8", "10.0.0.0/29", "10.0.0.8/30", "10.1.0.0/24", "fd00:1::/64", "fd00:1::/125",
+			"fd00:2::/64"}
 		if r := netip.MustParsePrefix(pool[rng.IntN(len(pool))]); !slices.Contains(list, r) {
 			list = append(list, r)
 		}

@@ -7,8 +7,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// options returns what the service asks for by annotations: mostly one thing of those that change the rules, or several, and
-// at times one of the others.
+// options returns what the service asks for by annotations: mostly one thing of those that change the rules, or
+// several, and at times one of the others.
 func options(rng *rand.Rand, s *service.Service) service.Options {
 	var o service.Options
 	draw := func(rng *rand.Rand, keys [][]string) {
@@ -39,13 +39,15 @@ func optionValues() [][]string {
 		{"balance", "random", "client", "flow"},
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
-		{"port-ranges", "80-82/TCP,79-85/UDP", "1-65535/TCP", "81/UDP,83-84/UDP", "30000-30002/TCP,80-90/SCTP", "2-81/UDP,1-65535/SCTP"},
-		{"source-ranges", "none", "0.0.0.0/0", "192.168.0.0/16,2001:db8::/64", "192.168.0.0/24,10.0.0.0/29,::/0", "192.168.0.2/32,2001:db8::2/128", "10.0.0.0/8,203.0.113.0/25,fd00:1::/64"},
+		{"port-ranges", "80-82/TCP,79-85/UDP", "1-65535/TCP", "81/UDP,83-84/UDP", "30000-30002/TCP,80-90/SCTP",
+			"2-81/UDP,1-65535/SCTP"},
+		{"source-ranges", "none", "0.0.0.0/0", "192.168.0.0/16,2001:db8::/64", "192.168.0.0/24,10.0.0.0/29,::/0",
+			"192.168.0.2/32,2001:db8::2/128", "10.0.0.0/8,203.0.113.0/25,fd00:1::/64"},
 	}
 }
 
-// flowOptionValues has those that change no rules of a snapshot, as optionValues: they concern flows that there are, or endpoints
-// that come later.
+// flowOptionValues has those that change no rules of a snapshot, as optionValues: they concern flows that there are, or
+// endpoints that come later.
 func flowOptionValues() [][]string {
 	return [][]string{
 		{"departed-connections", "keep", "cut", "cut-after=1s", "cut-after=30s", "cut-after=1h"},

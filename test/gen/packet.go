@@ -47,7 +47,9 @@ func Packet(rng *rand.Rand, node *service.Node, services []*service.Service) nft
 	}
 	if rng.IntN(3) == 0 {
 		p.FromNode, p.Input = true, ""
-		if own := slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool { return a.Is6() != dst.Is6() }); len(own) > 0 {
+		if own := slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool {
+			return a.Is6() != dst.Is6()
+		}); len(own) > 0 {
 			src = own[rng.IntN(len(own))]
 		}
 	}

@@ -13,26 +13,35 @@ import (
 // tempting are names that look like ours, and some that do not.
 func tempting() []string {
 	return []string{
-		"source-ranges-", "source-ranges-1", "affinity-", "affinity-ns/svc:80", "learn-", "learn-10800-affinity-ns/svc/80-local",
-		"endpoints-0", "endpoints-1", "endpoints-99999999999999999999", "local-endpoints-2", "node-port-endpoints-3", "node-port-learn-1-",
-		"endpoints-2-affinity-x", "refuse", "unknown-port", "no-local-endpoints", "services", "services-restricted", "hairpin", "foreign",
+		"source-ranges-", "source-ranges-1", "affinity-", "affinity-ns/svc:80", "learn-",
+		"learn-10800-affinity-ns/svc/80-local",
+		"endpoints-0", "endpoints-1", "endpoints-99999999999999999999", "local-endpoints-2", "node-port-endpoints-3",
+		"node-port-learn-1-",
+		"endpoints-2-affinity-x", "refuse", "unknown-port", "no-local-endpoints", "services", "services-restricted",
+		"hairpin", "foreign",
 	}
 }
 
 // comments are what others may write into comments.
 func comments() []string {
-	return []string{"", "ns/svc", "ns/svc:80", "ns/svc:", ":", "/", "/:", "ns/", "/svc:1", "cluster IP also of ns/svc:80", "cluster IP also of", "...", "ns/s...", "a/b/c:d:e", "\x00\xff\x1b[2J", "ns/svc:99999"}
+	return []string{"", "ns/svc", "ns/svc:80", "ns/svc:", ":", "/", "/:", "ns/", "/svc:1", "cluster IP also of ns/svc:80",
+		"cluster IP also of", "...", "ns/s...", "a/b/c:d:e", "\x00\xff\x1b[2J", "ns/svc:99999"}
 }
 
-// purposes are comments of rules: those of our own rules, of which other rules may have a copy, and one of another program.
+// purposes are comments of rules: those of our own rules, of which other rules may have a copy, and one of another
+// program.
 func purposes() []string {
 	return []string{
-		"find the address and port", "refuse unknown ports of cluster IPs", "find the node port", "let in sources of the ranges",
-		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes", "give pods of other nodes the endpoints of all nodes, and have them masqueraded", "refuse pods of other nodes: no endpoint is on this node",
+		"find the address and port", "refuse unknown ports of cluster IPs", "find the node port",
+		"let in sources of the ranges",
+		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes",
+		"give pods of other nodes the endpoints of all nodes, and have them masqueraded",
+		"refuse pods of other nodes: no endpoint is on this node",
 		"give the node the endpoints of all nodes", "give clients outside the endpoints of this node",
 		"drop packets of clients outside: no endpoint is on this node", "have clients that are no pods masqueraded",
 		"have all clients masqueraded", "send a remembered client to its endpoint", "choose an endpoint for a new client",
-		"choose an endpoint", "drop what has no endpoint, if the map changes at this moment", "count the packet for its Service",
+		"choose an endpoint", "drop what has no endpoint, if the map changes at this moment",
+		"count the packet for its Service",
 		"drop packets to service addresses that no Service has", "note that the Service port has a new connection",
 		"find the map that remembers the client", "remember the client's endpoint", "a comment",
 	}
@@ -176,7 +185,8 @@ func (v *vandal) statement() nft.Statement {
 	case 3:
 		return nft.MatchInput{Not: not, Name: []string{"eth0", "cni", "veth"}[v.rng.IntN(3)], Prefix: v.rng.IntN(2) == 0}
 	case 4:
-		return []nft.Statement{nft.MatchMark{Mask: v.rng.Uint32()}, nft.MatchLabel{Bit: uint8(v.rng.IntN(128))}}[v.rng.IntN(2)]
+		return []nft.Statement{nft.MatchMark{Mask: v.rng.Uint32()},
+			nft.MatchLabel{Bit: uint8(v.rng.IntN(128))}}[v.rng.IntN(2)]
 	case 5:
 		return nft.MatchDNATed{}
 	case 6:
@@ -194,7 +204,8 @@ func (v *vandal) statement() nft.Statement {
 	case 10:
 		return nft.Update{Map: set, Key: key, Data: v.fields(), Timeout: time.Duration(1+v.rng.IntN(1<<20)) * time.Second}
 	case 11:
-		return []nft.Statement{nft.SetMark{Mask: v.rng.Uint32()}, nft.ClearMark{Mask: v.rng.Uint32()}, nft.SetLabel{Bit: uint8(v.rng.IntN(128))}}[v.rng.IntN(3)]
+		return []nft.Statement{nft.SetMark{Mask: v.rng.Uint32()}, nft.ClearMark{Mask: v.rng.Uint32()},
+			nft.SetLabel{Bit: uint8(v.rng.IntN(128))}}[v.rng.IntN(3)]
 	case 12:
 		return []nft.Statement{nft.Masquerade{}, nft.Counter{}}[v.rng.IntN(2)]
 	case 13:

@@ -35,9 +35,13 @@ func TestVariety(t *testing.T) {
 		}},
 		{"health check node port", true, func(s *service.Service) bool { return s.HealthCheckNodePort != 0 }},
 		{"affinity", true, func(s *service.Service) bool { return s.AffinityTimeout != 0 }},
-		{"external-failover: pass", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverPass }},
+		{"external-failover: pass", true, func(s *service.Service) bool {
+			return s.Options.ExternalFailover == service.FailoverPass
+		}},
 		{"port-ranges", true, func(s *service.Service) bool { return len(s.Ports) > 0 && s.Ports[len(s.Ports)-1].IsRange() }},
-		{"external-failover: cluster", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverCluster }},
+		{"external-failover: cluster", true, func(s *service.Service) bool {
+			return s.Options.ExternalFailover == service.FailoverCluster
+		}},
 		{"source-ranges", true, func(s *service.Service) bool { return len(s.Options.SourceRanges.Ranges()) > 0 }},
 		{"source-ranges: none", true, func(s *service.Service) bool {
 			return s.Options.SourceRanges != nil && len(s.Options.SourceRanges.Ranges()) == 0

@@ -165,7 +165,8 @@ func (p *parser) serviceLine(words []string) error {
 	if created = created.UTC(); created.Year() < 0 || created.Year() > 9999 {
 		return fmt.Errorf("time %q is not in the years 0 to 9999", words[2])
 	}
-	p.services = append(p.services, &parsedService{Service: service.Service{Name: service.Name(words[0]), Created: created}})
+	p.services = append(p.services, &parsedService{Service: service.Service{Name: service.Name(words[0]),
+		Created: created}})
 	return nil
 }
 
@@ -284,7 +285,8 @@ func parsePort(s string) (uint16, error) {
 
 func (s *parsedService) endpointLine(words []string) error {
 	if len(words) < 2 {
-		return fmt.Errorf("want: endpoint ADDRESS:PORT NODE [CONDITION...] [for-nodes=NAME,...] [for-zones=NAME,...] [weight=NUMBER]")
+		return fmt.Errorf("want: endpoint ADDRESS:PORT NODE [CONDITION...] [for-nodes=NAME,...] [for-zones=NAME,...] " +
+			"[weight=NUMBER]")
 	}
 	addr, err := netip.ParseAddrPort(words[0])
 	if err != nil {

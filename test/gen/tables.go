@@ -115,7 +115,8 @@ func (v *vandal) change() {
 			last = name
 		}
 		if v.rng.IntN(2) == 0 {
-			v.c.Chains["round"] = &nft.Chain{Name: "round", Rules: []nft.Rule{{nft.Verdict{Code: nft.Jump, Chain: last}}, {nft.Verdict{Code: nft.Jump, Chain: last}}}}
+			v.c.Chains["round"] = &nft.Chain{Name: "round", Rules: []nft.Rule{{nft.Verdict{Code: nft.Jump, Chain: last}},
+				{nft.Verdict{Code: nft.Jump, Chain: last}}}}
 		}
 	}
 }
@@ -128,7 +129,8 @@ func (v *vandal) readable(s *nft.Set) bool {
 	}
 	have, wanted := *s, *w
 	have.Counter, have.Size, have.MinSize = wanted.Counter, wanted.Size, wanted.MinSize
-	return (nft.AddSet{Table: v.c.Table, Set: &have}).Text() == (nft.AddSet{Table: v.c.Table, Set: &wanted}).Text() && s.Size >= wanted.Size
+	return (nft.AddSet{Table: v.c.Table, Set: &have}).Text() == (nft.AddSet{Table: v.c.Table, Set: &wanted}).Text() &&
+		s.Size >= wanted.Size
 }
 
 // forget makes the set one of which a reader returns only the name.

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// apiServer answers kube-proxy's lists with objects that never change, in JSON. A real one takes minutes to start in an emulated
-// machine.
+// apiServer answers kube-proxy's lists with objects that never change, in JSON. A real one takes minutes to start in an
+// emulated machine.
 type apiServer struct {
 	services []corev1.Service
 	slices   []discoveryv1.EndpointSlice
@@ -26,7 +26,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method != http.MethodGet: // an event
 		_, _ = io.Copy(io.Discard, r.Body)
-		answer(w, http.StatusCreated, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+		answer(w, http.StatusCreated, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status: metav1.StatusSuccess})
 	case query.Get("sendInitialEvents") == "true": // as servers say that have no lists as streams
 		answer(w, http.StatusUnprocessableEntity, &metav1.Status{
 			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
@@ -38,15 +39,19 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	case strings.HasSuffix(r.URL.Path, "/services"):
-		answer(w, http.StatusOK, &corev1.ServiceList{TypeMeta: kind("ServiceList", "v1"), ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: s.services})
+		answer(w, http.StatusOK, &corev1.ServiceList{TypeMeta: kind("ServiceList", "v1"),
+			ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: s.services})
 	case strings.HasSuffix(r.URL.Path, "/endpointslices"):
 		answer(w, http.StatusOK, &discoveryv1.EndpointSliceList{
-			TypeMeta: kind("EndpointSliceList", "discovery.k8s.io/v1"), ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: s.slices,
+			TypeMeta: kind("EndpointSliceList", "discovery.k8s.io/v1"), ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+			Items: s.slices,
 		})
 	case strings.HasSuffix(r.URL.Path, "/servicecidrs"):
-		answer(w, http.StatusOK, &networkingv1.ServiceCIDRList{TypeMeta: kind("ServiceCIDRList", "networking.k8s.io/v1"), ListMeta: metav1.ListMeta{ResourceVersion: "1"}})
+		answer(w, http.StatusOK, &networkingv1.ServiceCIDRList{TypeMeta: kind("ServiceCIDRList", "networking.k8s.io/v1"),
+			ListMeta: metav1.ListMeta{ResourceVersion: "1"}})
 	case strings.HasSuffix(r.URL.Path, "/nodes"):
-		answer(w, http.StatusOK, &corev1.NodeList{TypeMeta: kind("NodeList", "v1"), ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Node{s.node}})
+		answer(w, http.StatusOK, &corev1.NodeList{TypeMeta: kind("NodeList", "v1"),
+			ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Node{s.node}})
 	case strings.HasSuffix(r.URL.Path, "/nodes/"+s.node.Name):
 		node := s.node
 		node.TypeMeta = kind("Node", "v1")

@@ -1,3 +1,4 @@
-// Package ipvs has the tests of a node that goes from kube-proxy's IPVS mode to nftproxy and back. They run the real kube-proxy,
-// so they need a kernel with IPVS and the commands of a virtual machine (make test-kernels PACKAGES=test/ipvs); elsewhere they skip themselves.
+// Package ipvs has the tests of a node that goes from kube-proxy's IPVS mode to nftproxy and back. They run the real
+// kube-proxy, so they need a kernel with IPVS and the commands of a virtual machine (make test-kernels
+// PACKAGES=test/ipvs); elsewhere they skip themselves.
 package ipvs

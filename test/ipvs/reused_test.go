@@ -8,10 +8,11 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestReusedPort shows the connections that a move from IPVS mode can lose, as docs/migrate.md says: those from an address and port that a
-// connection of IPVS had shortly before. When IPVS forgets the former connection it also removes the entry of connection tracking with the same
-// client and the same address and port of the Service, whoever made it (ip_vs_conn_drop_conntrack in net/netfilter/ipvs/ip_vs_nfct.c). The next
-// packet is then translated anew, perhaps to another endpoint, which resets the connection. Connections from other ports lose nothing.
+// TestReusedPort shows the connections that a move from IPVS mode can lose, as docs/migrate.md says: those from an
+// address and port that a connection of IPVS had shortly before. When IPVS forgets the former connection it also
+// removes the entry of connection tracking with the same client and the same address and port of the Service, whoever
+// made it (ip_vs_conn_drop_conntrack in net/netfilter/ipvs/ip_vs_nfct.c). The next packet is then translated anew,
+// perhaps to another endpoint, which resets the connection. Connections from other ports lose nothing.
 func TestReusedPort(t *testing.T) {
 	const each, first = 16, 31000 // ports of each family: no number twice, since a socket of IPv6 takes a port of both
 	w := newWorld(t)
@@ -26,7 +27,8 @@ func TestReusedPort(t *testing.T) {
 		for i := range each {
 			source := netip.AddrPortFrom(w.freshSource(y).Addr(), uint16(first+family*each+i))
 			before := w.ipvsConnections()
-			if a, err := y.from.AskFrom(w.Context(), y.protocol, source, y.to, limit); err != nil || a.Outcome != testnet.Answered {
+			if a, err := y.from.AskFrom(w.Context(), y.protocol, source, y.to, limit); err != nil ||
+				a.Outcome != testnet.Answered {
 				t.Fatalf("%s from %v: %v %v", y, source, a.Outcome, err)
 			}
 			if w.ipvsConnections() == before {

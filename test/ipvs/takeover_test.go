@@ -27,12 +27,13 @@ import (
 const (
 	nodeName = "node-1"
 	port     = 80
-	// limit is how long an emulated machine may take for a step. A sync of kube-proxy's under traffic has taken more than 3 minutes.
+	// limit is how long an emulated machine may take for a step. A sync of kube-proxy's under traffic has taken more than
+	// 3 minutes.
 	limit = 15 * time.Minute
 )
 
-// world is a node with Services of two pods, one on the node and one on another node, with a client that is a pod, and with a pod that reaches
-// itself by a Service.
+// world is a node with Services of two pods, one on the node and one on another node, with a client that is a pod, and
+// with a pod that reaches itself by a Service.
 type world struct {
 	*testing.T
 	*testnet.Topology
@@ -58,12 +59,13 @@ type service struct {
 }
 
 func (s service) addrs() []netip.Addr {
-	return []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", s.number)), netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", s.number))}
+	return []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", s.number)),
+		netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", s.number))}
 }
 
 // TestTakeover goes from kube-proxy's IPVS mode to nftproxy and back, twice, as docs/migrate.md says, under traffic. No
-// connection fails, whether new or open; from the moment on when nftproxy's rules are in force, no new one ends in IPVS; and
-// nothing that kube-proxy made is left at the end, and everything of others is.
+// connection fails, whether new or open; from the moment on when nftproxy's rules are in force, no new one ends in
+// IPVS; and nothing that kube-proxy made is left at the end, and everything of others is.
 func TestTakeover(t *testing.T) {
 	w := newWorld(t)
 	w.startKubeProxy()
@@ -104,7 +106,8 @@ func TestTakeover(t *testing.T) {
 		}
 		after := w.startTraffic("opened in nftproxy")
 		old.end()
-		both.end()                                                              // the node's own have a Service's address as their source
+		// the node's own have a Service's address as their source
+		both.end()
 		out = w.run("nftproxy", "cleanup", "--kube-proxy", "--end-connections") // IPVS remembers datagrams for minutes
 		t.Logf("clean-up without them:\n%s", out)
 		w.nothingLeft(other)
@@ -148,7 +151,8 @@ func newWorld(t *testing.T) *world {
 		name string
 		pod  func(string, ...netip.Addr) (*testnet.Pod, error)
 		of   []service
-	}{{"near", w.AddPod, []service{w.web, w.loyal}}, {"far", w.AddRemotePod, []service{w.web, w.loyal}}, {"self", w.AddPod, []service{w.hairpin}}} {
+	}{{"near", w.AddPod, []service{w.web, w.loyal}}, {"far", w.AddRemotePod, []service{w.web, w.loyal}},
+		{"self", w.AddPod, []service{w.hairpin}}} {
 		pod, err := add.pod(add.name)
 		must(t, err)
 		if add.name == "self" {
@@ -192,7 +196,8 @@ func (w *world) makeObjects() {
 	for _, a := range w.NodeAddrs {
 		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 	}
-	w.api.node = corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1"}, Status: corev1.NodeStatus{Addresses: addresses}}
+	w.api.node = corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1"},
+		Status: corev1.NodeStatus{Addresses: addresses}}
 	for _, s := range []service{w.web, w.loyal, w.hairpin} {
 		w.api.services = append(w.api.services, s.object())
 	}
@@ -200,15 +205,18 @@ func (w *world) makeObjects() {
 
 func (s service) object() corev1.Service {
 	object := corev1.Service{
-		TypeMeta: kind("Service", "v1"), ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: "default", UID: types.UID(s.name)},
+		TypeMeta: kind("Service", "v1"), ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: "default",
+			UID: types.UID(s.name)},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeNodePort, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack), SessionAffinity: s.affinity,
-			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster, InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
+			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
 		},
 	}
 	if s.affinity == corev1.ServiceAffinityClientIP {
-		object.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(10800))}}
+		object.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(10800))}}
 	}
 	for _, a := range s.addrs() {
 		object.Spec.ClusterIPs = append(object.Spec.ClusterIPs, a.String())
@@ -216,7 +224,8 @@ func (s service) object() corev1.Service {
 	object.Spec.ClusterIP = object.Spec.ClusterIPs[0]
 	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
 		object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{
-			Name: strings.ToLower(string(protocol)), Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(8080), NodePort: int32(s.nodePort),
+			Name: strings.ToLower(string(protocol)), Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(8080),
+			NodePort: int32(s.nodePort),
 		})
 	}
 	return object
@@ -233,13 +242,16 @@ func endpointSlice(service, pod string, a netip.Addr) discoveryv1.EndpointSlice 
 	}
 	name := fmt.Sprintf("%s-%s-%s", service, pod, strings.ToLower(string(family)))
 	slice := discoveryv1.EndpointSlice{
-		TypeMeta:    kind("EndpointSlice", "discovery.k8s.io/v1"),
-		ObjectMeta:  metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name), Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		TypeMeta: kind("EndpointSlice", "discovery.k8s.io/v1"),
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name),
+			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
 		AddressType: family,
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{a.String()}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{a.String()}, NodeName: &node,
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
 	}
 	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(strings.ToLower(string(protocol))), Protocol: &protocol, Port: new(int32(8080))})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(strings.ToLower(string(protocol))),
+			Protocol: &protocol, Port: new(int32(8080))})
 	}
 	return slice
 }
@@ -266,7 +278,8 @@ func (w *world) writeManifests() {
 
 func (w *world) startKubeProxy() {
 	w.Helper()
-	const kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:8001'}}]\n"
+	const kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: " +
+		"c}}]\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:8001'}}]\n"
 	config := `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: ipvs
@@ -277,13 +290,16 @@ ipvs: {excludeCIDRs: [203.0.113.0/24]}
 `
 	must(w.T, os.WriteFile(filepath.Join(w.dir, "kubeconfig"), []byte(kubeconfig), 0o600))
 	must(w.T, os.WriteFile(filepath.Join(w.dir, "config.conf"), []byte(config), 0o600))
-	w.kubeProxy = w.start("kube-proxy", "--config="+filepath.Join(w.dir, "config.conf"), "--hostname-override="+nodeName, "-v=2")
+	w.kubeProxy = w.start("kube-proxy", "--config="+filepath.Join(w.dir, "config.conf"), "--hostname-override="+nodeName,
+		"-v=2")
 }
 
 func (w *world) startNftproxy() *child.Process {
 	w.Helper()
-	return w.start("nftproxy", "run", "--nftproxy-manifests="+filepath.Join(w.dir, "manifests"), "--hostname-override="+nodeName,
-		"--cluster-cidr="+w.ClusterCIDRs[0].String()+","+w.ClusterCIDRs[1].String(), "--conntrack-max-per-core=0", "--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-answer-ping")
+	return w.start("nftproxy", "run", "--nftproxy-manifests="+filepath.Join(w.dir, "manifests"), "--hostname-override="+
+		nodeName,
+		"--cluster-cidr="+w.ClusterCIDRs[0].String()+","+w.ClusterCIDRs[1].String(), "--conntrack-max-per-core=0",
+		"--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-answer-ping")
 }
 
 func (w *world) command(name string, args ...string) *exec.Cmd {
@@ -327,9 +343,9 @@ func (w *world) run(name string, args ...string) string {
 	return out
 }
 
-// hasChains waits until kube-proxy has written its rules of iptables. It does so after its virtual servers, which serve before. A
-// connection of the node that is opened between the two is reset when the rules come, without any nftproxy: only then does the kernel
-// track it and give it the node's address as its source.
+// hasChains waits until kube-proxy has written its rules of iptables. It does so after its virtual servers, which serve
+// before. A connection of the node that is opened between the two is reset when the rules come, without any nftproxy:
+// only then does the kernel track it and give it the node's address as its source.
 func (w *world) hasChains() {
 	w.Helper()
 	deadline := time.Now().Add(limit)
@@ -363,8 +379,9 @@ func (w *world) serves(who string, ways []way) {
 	}
 }
 
-// ipvsConnections is how many connections IPVS has made on the node. /proc/net/ip_vs_stats has a sum that the kernel renews every two
-// seconds (net/netfilter/ipvs/ip_vs_est.c); the counters of the processors are those of this moment. Below them stand a sum, ~, and rates.
+// ipvsConnections is how many connections IPVS has made on the node. /proc/net/ip_vs_stats has a sum that the kernel
+// renews every two seconds (net/netfilter/ipvs/ip_vs_est.c); the counters of the processors are those of this moment.
+// Below them stand a sum, ~, and rates.
 func (w *world) ipvsConnections() (sum int) {
 	w.Helper()
 	out := w.run("cat", "/proc/net/ip_vs_stats_percpu")

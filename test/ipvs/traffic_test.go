@@ -28,18 +28,20 @@ type way struct {
 
 func (y way) String() string { return fmt.Sprintf("%s to %v from %v", y.protocol, y.to, y.from) }
 
-// ways are those that each proxy serves: from a pod and the node to cluster IPs, from outside to node ports, from a pod to itself, and pings of the
-// node.
+// ways are those that each proxy serves: from a pod and the node to cluster IPs, from outside to node ports, from a pod
+// to itself, and pings of the node.
 func (w *world) ways() (list []way) {
 	for i, a := range w.web.addrs() {
 		outside := netip.AddrPortFrom(w.NodeAddrs[i], w.web.nodePort)
 		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
 			cluster := netip.AddrPortFrom(a, port)
-			list = append(list, way{from: w.client.NS, protocol: protocol, to: cluster}, way{from: w.Node, protocol: protocol, to: cluster},
+			list = append(list, way{from: w.client.NS, protocol: protocol, to: cluster}, way{from: w.Node, protocol: protocol,
+				to: cluster},
 				way{from: w.Outside, protocol: protocol, to: outside})
 		}
 		node := netip.AddrPortFrom(w.NodeAddrs[i], 0)
-		list = append(list, way{from: w.client.NS, protocol: testnet.ICMP, to: node}, way{from: w.Outside, protocol: testnet.ICMP, to: node},
+		list = append(list, way{from: w.client.NS, protocol: testnet.ICMP, to: node},
+			way{from: w.Outside, protocol: testnet.ICMP, to: node},
 			way{from: w.self.NS, protocol: testnet.TCP, to: netip.AddrPortFrom(w.hairpin.addrs()[i], port)},
 			way{from: w.client.NS, protocol: testnet.TCP, to: netip.AddrPortFrom(w.loyal.addrs()[i], port), loyal: true},
 			way{from: w.Outside, protocol: testnet.TCP, to: netip.AddrPortFrom(w.NodeAddrs[i], w.loyal.nodePort), loyal: true})
@@ -47,7 +49,8 @@ func (w *world) ways() (list []way) {
 	return list
 }
 
-// pings are echo requests to cluster IPs. kube-proxy's IPVS mode refuses them in its chain KUBE-IPVS-FILTER, which older versions did not have.
+// pings are echo requests to cluster IPs. kube-proxy's IPVS mode refuses them in its chain KUBE-IPVS-FILTER, which
+// older versions did not have.
 func (w *world) pings() (list []way) {
 	for _, a := range w.web.addrs() {
 		for _, from := range []*testnet.Namespace{w.client.NS, w.Node} {
@@ -57,8 +60,9 @@ func (w *world) pings() (list []way) {
 	return list
 }
 
-// freshSource is a source that no connection of the last five minutes had, for so long does IPVS remember one: a connection from such a port may be lost
-// with that one's entry (TestReusedPort). At the pace of the clients a place needs longer for all its ports.
+// freshSource is a source that no connection of the last five minutes had, for so long does IPVS remember one: a
+// connection from such a port may be lost with that one's entry (TestReusedPort). At the pace of the clients a place
+// needs longer for all its ports.
 func (w *world) freshSource(y way) netip.AddrPort {
 	const first, count = 2000, 28000 // below those that the kernel chooses, and below node ports
 	w.mu.Lock()
@@ -92,7 +96,8 @@ func (w *world) ask(y way, patience time.Duration) (a testnet.Answer, err error)
 	return a, err
 }
 
-// withSource connects from one fresh source after another, until one is free: some are taken by open connections and by servers of the node.
+// withSource connects from one fresh source after another, until one is free: some are taken by open connections and by
+// servers of the node.
 func (w *world) withSource(y way, connect func(from netip.AddrPort) error) error {
 	for {
 		if err := connect(w.freshSource(y)); !errors.Is(err, unix.EADDRINUSE) {

@@ -111,8 +111,9 @@ func otherKubeProxyTests() map[string]string {
 		"TestDetectLocalNFTByBridgeInterface":     "nft/ruleset: TestGolden, TestOracle",
 		"TestDetectLocalNFTByInterfaceNamePrefix": "nft/ruleset: TestGolden, TestOracle",
 		// When to sync.
-		"Test_BoundedFrequencyRunner":                                          "daemon/proxy: TestFirstChangeAtOnce, TestBurst",
-		"Test_BoundedFrequencyRunnerRetry":                                     "daemon/proxy: TestRetryWithoutChange, TestChangeInsteadOfRetry",
+		"Test_BoundedFrequencyRunner": "daemon/proxy: TestFirstChangeAtOnce, TestBurst",
+		"Test_BoundedFrequencyRunnerRetry": "daemon/proxy: TestRetryWithoutChange, " +
+			"TestChangeInsteadOfRetry",
 		"Test_BoundedFrequencyRunnerRetryShorterThanMinInterval":               "daemon/proxy: TestRetryWithoutChange",
 		"TestBoundedFrequencyRunner_Run_RunsAgainAfterMinInterval_RealClock":   "daemon/proxy: TestBurst",
 		"TestBoundedFrequencyRunner_Run_DoesNotRunBeforeMinInterval_RealClock": "daemon/proxy: TestBurst",

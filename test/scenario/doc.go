@@ -42,9 +42,9 @@
 //	pod 10.180.0.1 -> 172.30.0.41:80/tcp = 10.180.0.1:80 masqueraded | 10.180.1.2:80
 //
 // The first word says where the flow comes from: a pod of the node, the node itself or
-// outside. The outcome is one or more endpoints, "refused", "dropped", "untouched", or "echoed" for a ping that the node answers.
-// "masqueraded as A" says which address of the node an endpoint sees.
-// After "sticky", a client keeps its endpoint as long as that is in the list.
+// outside. The outcome is one or more endpoints, "refused", "dropped", "untouched", or "echoed" for a ping that the
+// node answers. "masqueraded as A" says which address of the node an endpoint sees. After "sticky", a client keeps its
+// endpoint as long as that is in the list.
 //
 //	outside 203.0.113.2 -> 192.168.0.2:30099/http = 200 ns/web weight 2
 //

@@ -39,7 +39,8 @@ func checkExplained(t *testing.T, world *stage.Stage, step *scenario.Step, snaps
 			if err != nil {
 				return err
 			}
-			if err := sameOutcome(world, f, &e); err != nil && !endsClosed(step, &e) && !slices.ContainsFunc(e.Others, func(o explain.Other) bool { return !o.Harmless() }) {
+			if err := sameOutcome(world, f, &e); err != nil && !endsClosed(step, &e) && !slices.ContainsFunc(e.Others,
+				func(o explain.Other) bool { return !o.Harmless() }) {
 				t.Errorf("explain %s: %v, and no chain of another program is named:\n%s", f.Path(), err, e.Text(true))
 			}
 		}
@@ -58,7 +59,8 @@ func endsClosed(step *scenario.Step, e *explain.Explanation) bool {
 }
 
 // explainFlow asks as the command does, by address.
-func explainFlow(ctx context.Context, node *live.Node, f scenario.Flow, objects *service.Snapshot) (explain.Explanation, error) {
+func explainFlow(ctx context.Context, node *live.Node, f scenario.Flow,
+	objects *service.Snapshot) (explain.Explanation, error) {
 	p, err := f.Packet("")
 	if err != nil {
 		return explain.Explanation{}, err
@@ -70,7 +72,8 @@ func explainFlow(ctx context.Context, node *live.Node, f scenario.Flow, objects 
 	return node.Explain(ctx, q, objects, nil, "the step's objects")
 }
 
-func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage, f scenario.Flow, snapshot *service.Snapshot) error {
+func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage, f scenario.Flow,
+	snapshot *service.Snapshot) error {
 	for _, objects := range []*service.Snapshot{nil, snapshot} {
 		e, err := explainFlow(ctx, node, f, objects)
 		if err != nil {
@@ -98,7 +101,8 @@ func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage
 // sameOutcome says where the explanation differs from what the flow wants.
 func sameOutcome(world *stage.Stage, f scenario.Flow, e *explain.Explanation) error {
 	want := map[scenario.Fate]explain.Outcome{
-		scenario.Translated: explain.Endpoint, scenario.Refused: explain.Refused, scenario.Dropped: explain.Dropped, scenario.Untouched: explain.Untouched, scenario.Echoed: explain.Endpoint,
+		scenario.Translated: explain.Endpoint, scenario.Refused: explain.Refused, scenario.Dropped: explain.Dropped,
+		scenario.Untouched: explain.Untouched, scenario.Echoed: explain.Endpoint,
 	}[f.Want.Fate]
 	if f.Protocol == scenario.HTTP {
 		want = explain.Untouched // the proxy answers by itself, or nobody does
@@ -144,7 +148,8 @@ func sameEndpoints(world *stage.Stage, f scenario.Flow, e *explain.Explanation) 
 	}
 	if f.Want.Sticky {
 		last, known := world.Last(f)
-		if !known || e.Affinity == nil || e.Affinity.Endpoint != last.String() || len(have) != 1 || !slices.Contains(want, have[0]) {
+		if !known || e.Affinity == nil || e.Affinity.Endpoint != last.String() || len(have) != 1 ||
+			!slices.Contains(want, have[0]) {
 			return fmt.Errorf("want the remembered %s, explained as %v, %+v", last, have, e.Affinity)
 		}
 		if e.Affinity.ExpiresSeconds <= 0 {

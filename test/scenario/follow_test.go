@@ -68,7 +68,8 @@ func (f *follower) step(step *scenario.Step) service.Snapshot {
 	f.watcher.SetHostAddresses(step.Addresses, nil)
 	// Renamed into place, so that no half of it is read.
 	next := filepath.Join(f.t.TempDir(), "objects.yaml")
-	if err := errors.Join(os.WriteFile(next, []byte(all.String()), 0o644), os.Rename(next, filepath.Join(f.dir, "objects.yaml"))); err != nil {
+	if err := errors.Join(os.WriteFile(next, []byte(all.String()), 0o644),
+		os.Rename(next, filepath.Join(f.dir, "objects.yaml"))); err != nil {
 		f.t.Fatal(err)
 	}
 	f.start()

@@ -103,7 +103,8 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 	if f.Want.Sticky {
 		return i.checkSticky(f, p, local, got)
 	}
-	if diff := cmp.Diff(f.Want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(f.Want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		return fmt.Errorf("want %s, got %s", f.Want, got)
 	}
 	return nil
@@ -137,7 +138,8 @@ func (i *interpreter) sweep(stale []ruleset.AffinityMap) {
 
 // checkSticky lets the client connect again and again, with every number that
 // numgen can give.
-func (i *interpreter) checkSticky(f scenario.Flow, p nft.Packet, local func(netip.Addr) bool, first scenario.Outcome) error {
+func (i *interpreter) checkSticky(f scenario.Flow, p nft.Packet, local func(netip.Addr) bool,
+	first scenario.Outcome) error {
 	client := f.Client()
 	last, known := i.before[client]
 	for n := range uint32(3 * len(f.Want.Targets)) {
@@ -146,7 +148,8 @@ func (i *interpreter) checkSticky(f scenario.Flow, p nft.Packet, local func(neti
 		switch {
 		case r.Fate != nft.DNATed || !slices.Contains(f.Want.Targets, target):
 			return fmt.Errorf("want %s, got %s", f.Want, r)
-		case known && slices.ContainsFunc(f.Want.Targets, func(t scenario.Target) bool { return t.Endpoint == last }) && r.To != last:
+		case known && slices.ContainsFunc(f.Want.Targets, func(t scenario.Target) bool { return t.Endpoint == last }) &&
+			r.To != last:
 			return fmt.Errorf("the client moved from %s to %s", last, r.To)
 		case !known && !slices.Equal(first.Targets, f.Want.Targets):
 			return fmt.Errorf("want %s, a new client may get %s", f.Want, first)

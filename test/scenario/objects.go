@@ -75,7 +75,8 @@ type state struct {
 
 // next returns the state at the start of the next step.
 func (s *state) next() *state {
-	return &state{objects: maps.Clone(s.objects), addresses: s.addresses, networks: s.networks, closed: slices.Clone(s.closed)}
+	return &state{objects: maps.Clone(s.objects), addresses: s.addresses, networks: s.networks,
+		closed: slices.Clone(s.closed)}
 }
 
 func (s *state) apply(text string) error {
@@ -92,7 +93,8 @@ func (s *state) apply(text string) error {
 		}
 		key := Key{head.Kind, head.Metadata.Namespace, head.Metadata.Name}
 		if key.Name == "" || key.Kind == "" || (key.Namespace == "") != (key.Kind == "Node" || key.Kind == "ServiceCIDR") {
-			return fmt.Errorf("object %s: want kind, metadata.name and, unless it is a Node or ServiceCIDR, metadata.namespace", key)
+			return fmt.Errorf("object %s: want kind, metadata.name and, unless it is a Node or ServiceCIDR, metadata.namespace",
+				key)
 		}
 		s.objects[key] = Object{key, strings.TrimSpace(document) + "\n"}
 		s.changed = append(s.changed, key)
@@ -129,5 +131,6 @@ func (s *state) fill(step *Step) {
 }
 
 func compareKeys(a, b Key) int {
-	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace),
+		strings.Compare(a.Name, b.Name))
 }

@@ -234,5 +234,6 @@ func objectNames(objects []scenario.Object) string {
 
 // fold hides a text until the reader opens it.
 func (s *shown) fold(title, language, text string) {
-	s.printf("\n<details><summary>%s</summary>\n\n```%s\n%s\n```\n\n</details>\n", title, language, strings.TrimSpace(text))
+	s.printf("\n<details><summary>%s</summary>\n\n```%s\n%s\n```\n\n</details>\n", title, language,
+		strings.TrimSpace(text))
 }

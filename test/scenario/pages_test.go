@@ -90,7 +90,8 @@ func comparePages(t *testing.T, want map[string]string) {
 			t.Error(err)
 		}
 		if diff := cmp.Diff(string(have), want[name]); diff != "" {
-			t.Errorf("docs/services/%s is stale: run go test ./test/scenario -run TestPages -update (-have +want):\n%.2000s", name, diff)
+			t.Errorf("docs/services/%s is stale: run go test ./test/scenario -run TestPages -update (-have +want):\n%.2000s",
+				name, diff)
 		}
 	}
 	files, err := os.ReadDir(pagesDirectory)

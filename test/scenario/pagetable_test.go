@@ -79,7 +79,8 @@ func becomes(o scenario.Outcome, protocol string) string {
 	case scenario.Echoed:
 		return "answered by the node"
 	case scenario.Answered:
-		return fmt.Sprintf("HTTP %d: %s has %s on the node", o.Answer.Code, code(o.Answer.Service), counted(o.Answer.Weight, "ready endpoint"))
+		return fmt.Sprintf("HTTP %d: %s has %s on the node", o.Answer.Code, code(o.Answer.Service),
+			counted(o.Answer.Weight, "ready endpoint"))
 	}
 	masqueraded := !slices.ContainsFunc(o.Targets, func(t scenario.Target) bool { return !t.Masqueraded })
 	var targets []string
@@ -139,7 +140,8 @@ func remark(f scenario.Flow, kubeProxy []scenario.Flow) string {
 		if other.Want.Chance {
 			outcome += ", which differs from run to run"
 		}
-		parts = append(parts, fmt.Sprintf("kube-proxy: %s ([%s](../differences.md#%s))", outcome, strings.ToLower(other.Why[:1])+other.Why[1:], anchor(other.Why)))
+		parts = append(parts, fmt.Sprintf("kube-proxy: %s ([%s](../differences.md#%s))", outcome,
+			strings.ToLower(other.Why[:1])+other.Why[1:], anchor(other.Why)))
 	}
 	return strings.ReplaceAll(strings.Join(parts, "; "), "|", `\|`)
 }

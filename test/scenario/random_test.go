@@ -59,7 +59,8 @@ func TestRandomClusters(t *testing.T) {
 		}
 	})
 	t.Logf("flows: %v", seen.counts)
-	least := map[string]int{"sticky": n, "stayed": n, "translated": n, "refused": n, "dropped": n, "untouched": n, "moved": n / 8}
+	least := map[string]int{"sticky": n, "stayed": n, "translated": n, "refused": n, "dropped": n, "untouched": n,
+		"moved": n / 8}
 	for what, least := range least {
 		if seen.clusters == n && seen.counts[what] < least { // else some were skipped or cut short
 			t.Errorf("only %d flows of %d clusters were of the kind %q: the cases are too narrow", seen.counts[what], n, what)
@@ -224,7 +225,9 @@ func (c *randomCluster) settled(services []*service.Service) []*service.Service 
 		for i := range next.Ports {
 			p := &next.Ports[i]
 			// None but the node itself has a loopback address.
-			list := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return e.Addr.Addr().IsLoopback() })
+			list := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool {
+				return e.Addr.Addr().IsLoopback()
+			})
 			for j := range list {
 				e := &list[j]
 				if node, known := c.homes[e.Addr.Addr()]; known {
@@ -255,7 +258,8 @@ func decide(f *scenario.Flow, m *nft.Model, step *scenario.Step, podInterface st
 
 // randomFlows returns flows of random packets. Each address has one place, as in a real
 // network. The first flows are those of again whose clients are still at their place.
-func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.Service, step *scenario.Step, again []scenario.Flow) []scenario.Flow {
+func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.Service, step *scenario.Step,
+	again []scenario.Flow) []scenario.Flow {
 	origins := randomOrigins(snapshot, services, step)
 	var flows []scenario.Flow
 	paths := map[string]bool{}
@@ -268,7 +272,8 @@ func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.
 	}
 	for range packets {
 		p := gen.Packet(rng, snapshot.Node, services)
-		f := scenario.Flow{Origin: scenario.Outside, Source: netip.AddrPortFrom(p.Src.Addr(), 0), Destination: p.Dst, Protocol: nft.ProtocolText(p.Protocol)}
+		f := scenario.Flow{Origin: scenario.Outside, Source: netip.AddrPortFrom(p.Src.Addr(), 0), Destination: p.Dst,
+			Protocol: nft.ProtocolText(p.Protocol)}
 		switch {
 		case p.FromNode:
 			f.Origin = scenario.Node
@@ -296,7 +301,8 @@ func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.
 }
 
 // randomOrigins returns the places of the endpoints' and the node's addresses.
-func randomOrigins(snapshot service.Snapshot, services []*service.Service, step *scenario.Step) map[netip.Addr]scenario.Origin {
+func randomOrigins(snapshot service.Snapshot, services []*service.Service,
+	step *scenario.Step) map[netip.Addr]scenario.Origin {
 	origins := map[netip.Addr]scenario.Origin{}
 	for _, s := range services {
 		for _, p := range s.Ports {
@@ -341,5 +347,6 @@ const elsewhere scenario.Origin = "elsewhere"
 func carried(f scenario.Flow) bool {
 	source, destination := f.Source.Addr(), f.Destination.Addr()
 	beside := netip.MustParsePrefix("::/96").Contains(destination) && !destination.IsLoopback()
-	return !source.IsLoopback() && source != destination && !beside && (!destination.IsLoopback() || f.Origin == scenario.Node)
+	return !source.IsLoopback() && source != destination && !beside && (!destination.IsLoopback() ||
+		f.Origin == scenario.Node)
 }

@@ -10,8 +10,8 @@ const (
 	// maxObject is more bytes than an object or an event has: an API server takes objects of 1.5 MiB (etcd's
 	// --max-request-bytes).
 	maxObject = 16 << 20
-	// maxList is more bytes than a list has, and maxItems more objects: the greatest clusters that Kubernetes is made for have
-	// 150,000 pods, whose EndpointSlices take less than 100 MB.
+	// maxList is more bytes than a list has, and maxItems more objects: the greatest clusters that Kubernetes is made for
+	// have 150,000 pods, whose EndpointSlices take less than 100 MB.
 	maxList, maxItems = 1 << 30, 1 << 20
 	// maxError is more bytes than the answer to a request that fails has. What comes behind them is left out.
 	maxError = 64 << 10
@@ -51,8 +51,8 @@ func (b *bounded) Read(p []byte) (int, error) {
 // allow lets it read so many bytes from now on.
 func (b *bounded) allow(most int) { b.left, b.most = most, most }
 
-// Bound returns a client whose answers client-go can read as a whole. It cuts those that are not of success: the code of the
-// status says enough. Of an answer of success it gives at most 16 MiB if whole is true, and then an error.
+// Bound returns a client whose answers client-go can read as a whole. It cuts those that are not of success: the code
+// of the status says enough. Of an answer of success it gives at most 16 MiB if whole is true, and then an error.
 func Bound(c *http.Client, whole bool) *http.Client {
 	next := c.Transport
 	if next == nil {

@@ -46,7 +46,8 @@ type answers struct {
 }
 
 func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: a.code, Header: http.Header{}, Body: a.body, Request: r, ProtoMajor: 1, ContentLength: -1}, nil
+	return &http.Response{StatusCode: a.code, Header: http.Header{}, Body: a.body, Request: r, ProtoMajor: 1,
+		ContentLength: -1}, nil
 }
 
 // tagged is a field of a message with bytes that are so long; the bytes are missing.
@@ -54,8 +55,8 @@ func tagged(number protowire.Number, length uint64) string {
 	return string(protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.BytesType), length))
 }
 
-// TestEndlessAnswers: whatever does not end in an answer ends as an error, after as much as the largest object has, or the
-// largest list.
+// TestEndlessAnswers: whatever does not end in an answer ends as an error, after as much as the largest object has, or
+// the largest list.
 func TestEndlessAnswers(t *testing.T) {
 	const much = 1 << 60
 	anItem := magic + tagged(2, much) + tagged(2, much/2)
@@ -75,25 +76,30 @@ func TestEndlessAnswers(t *testing.T) {
 		most         int
 		want         string
 	}{
-		"list: an item":                   {list, 200, anItem, "x", 2 * maxObject, tooMuch},
-		"list: the type":                  {list, 200, magic + tagged(1, much), "x", 2 * maxObject, tooMuch},
-		"list: what nobody knows":         {list, 200, magic + tagged(9, much), "x", 2 * maxList, fmt.Sprintf("it has more than %d bytes", maxList)},
+		"list: an item":  {list, 200, anItem, "x", 2 * maxObject, tooMuch},
+		"list: the type": {list, 200, magic + tagged(1, much), "x", 2 * maxObject, tooMuch},
+		"list: what nobody knows": {list, 200, magic + tagged(9, much), "x", 2 * maxList,
+			fmt.Sprintf("it has more than %d bytes", maxList)},
 		"list in JSON: white space":       {list, 200, "{", " ", 4 * maxToken, tooMuchBetween},
 		"list in JSON: a text":            {list, 200, `{"kind": "`, "x", 2 * maxObject, tooMuch},
 		"list in JSON: a name":            {list, 200, `{"`, "x", 4 * maxToken, tooMuchBetween},
 		"list in JSON: what nobody knows": {list, 200, `{"kind": "ServiceList", "other": [`, "1,", 2 * maxObject, tooMuch},
-		"list in JSON: an item":           {list, 200, `{"kind": "ServiceList", "items": [{"metadata": {"name": "`, "x", 2 * maxObject, tooMuch},
-		"list in JSON: within items":      {list, 200, `{"kind": "ServiceList", "items": [{},`, " ", 2 * maxObject, tooMuch},
-		"list: an error":                  {list, 503, "", "x", 2 * maxError, ""},
-		"list: an error in JSON":          {list, 503, `{"kind": "Status", "message": "`, "x", 2 * maxError, ""},
-		"watch: an error":                 {watch, 503, "", "x", 2 * maxError, ""},
-		"watch in JSON: an event":         {watch, 200, `{"type": "ADDED", "object": {"metadata": {"name": "`, "x", 2 * maxObject, "decode an event: " + tooMuch},
-		"watch in JSON: white space":      {watch, 200, `{"type": "ADDED", "object":`, " ", 2 * maxObject, "decode an event: " + tooMuch},
+		"list in JSON: an item": {list, 200, `{"kind": "ServiceList", "items": [{"metadata": {"name": "`, "x",
+			2 * maxObject, tooMuch},
+		"list in JSON: within items": {list, 200, `{"kind": "ServiceList", "items": [{},`, " ", 2 * maxObject, tooMuch},
+		"list: an error":             {list, 503, "", "x", 2 * maxError, ""},
+		"list: an error in JSON":     {list, 503, `{"kind": "Status", "message": "`, "x", 2 * maxError, ""},
+		"watch: an error":            {watch, 503, "", "x", 2 * maxError, ""},
+		"watch in JSON: an event": {watch, 200, `{"type": "ADDED", "object": {"metadata": {"name": "`, "x", 2 * maxObject,
+			"decode an event: " + tooMuch},
+		"watch in JSON: white space": {watch, 200, `{"type": "ADDED", "object":`, " ", 2 * maxObject, "decode an event: " +
+			tooMuch},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := &endless{start: c.start, again: strings.Repeat(c.again, 1<<14)}
 			client, err := NewClient(&rest.Config{Host: "http://api.example", QPS: -1, ContentConfig: rest.ContentConfig{
-				ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+				ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," +
+					runtime.ContentTypeJSON,
 			}}, &http.Client{Transport: answers{c.code, body}}, services())
 			if err != nil {
 				t.Fatal(err)

@@ -45,7 +45,8 @@ func NewClient[K Object](config *rest.Config, httpClient *http.Client, kind Kind
 // get sends a request and returns the body of an answer of success. It tells of any other answer at once, also of one
 // that asks to wait (Retry-After), which client-go would otherwise do in silence.
 func (c *Client[K]) get(ctx context.Context, options metav1.ListOptions) (io.ReadCloser, error) {
-	return c.rest.Get().Resource(c.kind.resource).VersionedParams(&options, scheme.ParameterCodec).MaxRetries(0).Stream(ctx)
+	return c.rest.Get().Resource(c.kind.resource).VersionedParams(&options,
+		scheme.ParameterCodec).MaxRetries(0).Stream(ctx)
 }
 
 // ErrForeign says that an answer of success has neither protobuf nor JSON in it.
@@ -94,9 +95,9 @@ func (c *Client[K]) list(ctx context.Context, options metav1.ListOptions, arrive
 	return list, nil
 }
 
-// readAhead reads a body in a goroutine of its own, listBuffer bytes ahead: the next bytes are decrypted and decompressed
-// while the caller decodes. It calls arrives for each of them. The goroutine ends when both the reader and the body are
-// closed.
+// readAhead reads a body in a goroutine of its own, listBuffer bytes ahead: the next bytes are decrypted and
+// decompressed while the caller decodes. It calls arrives for each of them. The goroutine ends when both the reader and
+// the body are closed.
 func readAhead(body io.Reader, arrives func()) io.ReadCloser {
 	reader, writer := io.Pipe()
 	go func() {

@@ -34,7 +34,8 @@ func serve(t *testing.T, answer http.HandlerFunc) *Client[*corev1.Service] {
 	server := httptest.NewServer(answer)
 	t.Cleanup(server.Close)
 	config := &rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{
-		ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+		ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," +
+			runtime.ContentTypeJSON,
 	}}
 	client, err := NewClient(config, server.Client(), services())
 	if err != nil {
@@ -45,9 +46,10 @@ func serve(t *testing.T, answer http.HandlerFunc) *Client[*corev1.Service] {
 
 func web(version string) *corev1.Service {
 	return &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", ResourceVersion: version, Labels: map[string]string{kept: "yes", "other": "x"}},
-		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1"},
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", ResourceVersion: version,
+			Labels: map[string]string{kept: "yes", "other": "x"}},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"},
 	}
 }
 
@@ -59,7 +61,8 @@ func TestListJSON(t *testing.T) {
 		}
 		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 		_ = json.NewEncoder(w).Encode(&corev1.ServiceList{
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: []corev1.Service{*web("8")},
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "9"},
+			Items: []corev1.Service{*web("8")},
 		})
 	})
 	list, err := client.List(t.Context(), metav1.ListOptions{LabelSelector: "a"})
@@ -112,7 +115,8 @@ func watchAll(t *testing.T, client *Client[*corev1.Service], options metav1.List
 func TestWatch(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old").ErrStatus
 	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if q := r.URL.Query(); q.Get("watch") != "true" || q.Get("resourceVersion") != "7" || q.Get("timeoutSeconds") != "60" {
+		if q := r.URL.Query(); q.Get("watch") != "true" || q.Get("resourceVersion") != "7" ||
+			q.Get("timeoutSeconds") != "60" {
 			t.Errorf("asked for %s", r.URL)
 		}
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
@@ -126,7 +130,8 @@ func TestWatch(t *testing.T) {
 	all, err := watchAll(t, client, metav1.ListOptions{ResourceVersion: "7", TimeoutSeconds: &minute})
 	bookmark := readFields(&corev1.Service{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "12"}})
 	want := []taken{
-		{apiwatch.Added, readFields(web("8"))}, {apiwatch.Modified, readFields(web("9"))}, {apiwatch.Bookmark, bookmark}, {apiwatch.Deleted, readFields(web("13"))},
+		{apiwatch.Added, readFields(web("8"))}, {apiwatch.Modified, readFields(web("9"))}, {apiwatch.Bookmark, bookmark},
+		{apiwatch.Deleted, readFields(web("13"))},
 	}
 	if d := cmp.Diff(want, all, cmp.AllowUnexported(taken{}), cmpopts.EquateEmpty()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -147,11 +152,15 @@ func TestWatchEnds(t *testing.T) {
 		taken int
 		err   string
 	}{
-		"an object":             {func(w io.Writer) { sendRaw(t, w, apiwatch.Added, append(good[:60:60], 0xff)) }, 0, "decode an event: "},
-		"an event":              {text("\x00\x00\x00\x02\xff\xff"), 0, "decode an event: "},
-		"an unknown type":       {func(w io.Writer) { sendRaw(t, w, "RENAMED", good) }, 0, `decode an event: it has the type "RENAMED"`},
-		"another kind":          {func(w io.Writer) { send(t, w, apiwatch.Added, &corev1.Pod{}) }, 0, "decode an event: it is a *v1.Pod"},
-		"16 MiB":                {text(whole.String() + "\x01\x00\x00\x00"), 1, "decode an event: it has more than 16777216 bytes"},
+		"an object": {func(w io.Writer) { sendRaw(t, w, apiwatch.Added, append(good[:60:60], 0xff)) }, 0,
+			"decode an event: "},
+		"an event": {text("\x00\x00\x00\x02\xff\xff"), 0, "decode an event: "},
+		"an unknown type": {func(w io.Writer) { sendRaw(t, w, "RENAMED", good) }, 0,
+			`decode an event: it has the type "RENAMED"`},
+		"another kind": {func(w io.Writer) { send(t, w, apiwatch.Added, &corev1.Pod{}) }, 0,
+			"decode an event: it is a *v1.Pod"},
+		"16 MiB": {text(whole.String() + "\x01\x00\x00\x00"), 1,
+			"decode an event: it has more than 16777216 bytes"},
 		"bad JSON":              {text("{]"), 0, "decode an event: "},
 		"JSON that is no event": {text(`{"kind": "ServiceList", "items": []}`), 0, "decode an event: "},
 		"a page":                {text("<html>busy</html>"), 0, ErrForeign.Error() + `: it begins with "<html>busy</html>"`},
@@ -224,7 +233,9 @@ func TestWatchTakesWhatHasCome(t *testing.T) {
 			})
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
-				ended <- client.Watch(ctx, metav1.ListOptions{}, func() {}, func(kind apiwatch.EventType, _ *corev1.Service) { taken <- kind })
+				ended <- client.Watch(ctx, metav1.ListOptions{}, func() {}, func(kind apiwatch.EventType, _ *corev1.Service) {
+					taken <- kind
+				})
 			}()
 			for n := range 2 {
 				select {

@@ -17,14 +17,15 @@ import (
 // eventsBuffer is how many bytes of a watch are read at a time.
 const eventsBuffer = 8 << 10
 
-// Watch follows the changes since a version until the watch ends. It calls opened when the server has said that the watch
-// is open, and then take with each change and with each bookmark, whose object has only a version. Both run in the
-// caller's goroutine.
+// Watch follows the changes since a version until the watch ends. It calls opened when the server has said that the
+// watch is open, and then take with each change and with each bookmark, whose object has only a version. Both run in
+// the caller's goroutine.
 //
-// The error is nil where the answer or its connection has ended, wherever that was: the caller goes on from the version of the last
-// event. Before opened was called the error says why the watch was not opened. After that it is one that the API
-// server has sent (apierrors.APIStatus), ErrForeign, or that of an event that cannot be decoded.
-func (c *Client[K]) Watch(ctx context.Context, options metav1.ListOptions, opened func(), take func(apiwatch.EventType, K)) error {
+// The error is nil where the answer or its connection has ended, wherever that was: the caller goes on from the version
+// of the last event. Before opened was called the error says why the watch was not opened. After that it is one that
+// the API server has sent (apierrors.APIStatus), ErrForeign, or that of an event that cannot be decoded.
+func (c *Client[K]) Watch(ctx context.Context, options metav1.ListOptions, opened func(),
+	take func(apiwatch.EventType, K)) error {
 	options.Watch = true
 	body, err := c.get(ctx, options)
 	if err != nil {

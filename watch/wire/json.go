@@ -116,7 +116,8 @@ func (v *values) event() (event, error) {
 	}
 	err := v.next(&e)
 	syntax := (*json.SyntaxError)(nil)
-	if err != nil && !errors.As(err, &syntax) && !errors.As(err, new(*json.UnmarshalTypeError)) && !errors.As(err, new(*excess)) {
+	if err != nil && !errors.As(err, &syntax) && !errors.As(err, new(*json.UnmarshalTypeError)) &&
+		!errors.As(err, new(*excess)) {
 		err = lost{err}
 	}
 	return event{apiwatch.EventType(e.Type), e.Object}, err

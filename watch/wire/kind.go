@@ -26,7 +26,8 @@ type Kind[K Object] struct {
 }
 
 // newKind makes a kind whose objects are decoded by newDecode, or by client-go, and then converted.
-func newKind[O runtime.Object, K Object](gvk schema.GroupVersionKind, resource string, convert func(O) K, newDecode func() func([]byte) (O, error)) Kind[K] {
+func newKind[O runtime.Object, K Object](gvk schema.GroupVersionKind, resource string, convert func(O) K,
+	newDecode func() func([]byte) (O, error)) Kind[K] {
 	return Kind[K]{
 		gvk: gvk, resource: resource,
 		newDecode: func() func([]byte) (K, error) {
@@ -50,24 +51,27 @@ func newKind[O runtime.Object, K Object](gvk schema.GroupVersionKind, resource s
 }
 
 // Services is the kind of Services. The Service that convert gets has its names, its time of creation, its spec, its
-// status, and the labels and annotations with the keys of keep, where "prefix/" stands for all keys of that prefix. It is gone when convert returns; its parts may be kept.
+// status, and the labels and annotations with the keys of keep, where "prefix/" stands for all keys of that prefix. It
+// is gone when convert returns; its parts may be kept.
 func Services[K Object](convert func(*corev1.Service) K, keep ...string) Kind[K] {
-	return newKind(corev1.SchemeGroupVersion.WithKind("Service"), "services", convert, func() func([]byte) (*corev1.Service, error) {
-		var s corev1.Service
-		return func(message []byte) (*corev1.Service, error) {
-			s = corev1.Service{}
-			return &s, decodeService(message, keep, &s)
-		}
-	})
+	return newKind(corev1.SchemeGroupVersion.WithKind("Service"), "services", convert,
+		func() func([]byte) (*corev1.Service, error) {
+			var s corev1.Service
+			return func(message []byte) (*corev1.Service, error) {
+				s = corev1.Service{}
+				return &s, decodeService(message, keep, &s)
+			}
+		})
 }
 
 // EndpointSlices is the kind of EndpointSlices. The slice that convert gets has its names, its time of creation, its
 // address type, its ports, the addresses, conditions, node and hints of its endpoints, and the labels and annotations
 // with the keys of keep. It is gone when convert returns, with everything that it points to; its strings may be kept.
 func EndpointSlices[K Object](convert func(*discoveryv1.EndpointSlice) K, keep ...string) Kind[K] {
-	return newKind(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), "endpointslices", convert, func() func([]byte) (*discoveryv1.EndpointSlice, error) {
-		return (&sliceDecoder{keep: keep}).decode
-	})
+	return newKind(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), "endpointslices", convert,
+		func() func([]byte) (*discoveryv1.EndpointSlice, error) {
+			return (&sliceDecoder{keep: keep}).decode
+		})
 }
 
 // Whole is a kind of which there are few objects, or small ones: convert gets all their fields.

@@ -102,8 +102,8 @@ func (k Kind[K]) readItems(message *stream, list *List[K]) error {
 	}
 }
 
-// into replaces the buffer's content by the rest of the message, which is an object at the most. The buffer grows only as
-// bytes arrive.
+// into replaces the buffer's content by the rest of the message, which is an object at the most. The buffer grows only
+// as bytes arrive.
 func (s *stream) into(buffer *[]byte) error {
 	if s.left > maxObject {
 		return tooLong(maxObject)

@@ -11,8 +11,8 @@ import (
 )
 
 // metadata decodes an ObjectMeta (k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto): the fields that name an
-// object, its time of creation, and the labels and annotations with the keys of keep. A key of keep that ends in a slash, or in a star,
-// stands for all keys that begin so.
+// object, its time of creation, and the labels and annotations with the keys of keep. A key of keep that ends in a
+// slash, or in a star, stands for all keys that begin so.
 func metadata(message []byte, keep []string, m *metav1.ObjectMeta) error {
 	return fields(message, func(number protowire.Number, v value) (err error) {
 		switch number {

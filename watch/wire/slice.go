@@ -29,7 +29,8 @@ func (d *sliceDecoder) decode(message []byte) (*discoveryv1.EndpointSlice, error
 	clear(s.Labels)
 	clear(s.Annotations)
 	*s = discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Labels: s.Labels, Annotations: s.Annotations}, Endpoints: s.Endpoints[:0], Ports: s.Ports[:0],
+		ObjectMeta: metav1.ObjectMeta{Labels: s.Labels, Annotations: s.Annotations}, Endpoints: s.Endpoints[:0],
+		Ports: s.Ports[:0],
 	}
 	err := fields(message, func(number protowire.Number, v value) error {
 		switch number {

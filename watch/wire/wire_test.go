@@ -42,7 +42,8 @@ func readFields[O Object](o O) O {
 	case *discoveryv1.EndpointSlice:
 		s := &discoveryv1.EndpointSlice{ObjectMeta: readMetadata(&o.ObjectMeta), AddressType: o.AddressType, Ports: o.Ports}
 		for _, e := range o.Endpoints {
-			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints})
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions,
+				NodeName: e.NodeName, Hints: e.Hints})
 		}
 		return any(s).(O)
 	}
@@ -50,7 +51,8 @@ func readFields[O Object](o O) O {
 }
 
 func readMetadata(m *metav1.ObjectMeta) metav1.ObjectMeta {
-	some := metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp}
+	some := metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		CreationTimestamp: m.CreationTimestamp}
 	if v, found := m.Labels[kept]; found {
 		some.Labels = map[string]string{kept: v}
 	}
@@ -88,7 +90,8 @@ func filler(seed int64) *randfill.Filler {
 				m.Labels = map[string]string{kept: c.String(8), "other": c.String(8)}
 			}
 			if c.Bool() {
-				m.Annotations = map[string]string{"other": c.String(8), kept: c.String(8), keptPrefix + c.String(8): c.String(8), keptPrefix + "other": c.String(8)}
+				m.Annotations = map[string]string{"other": c.String(8), kept: c.String(8), keptPrefix + c.String(8): c.String(8),
+					keptPrefix + "other": c.String(8)}
 			}
 		},
 		// What the API types allow here cannot be sent as protobuf.
@@ -105,7 +108,9 @@ func TestLists(t *testing.T) {
 		f.Fill(svcs)
 		f.Fill(slices)
 		testList(t, services(), svcs, func(l *corev1.ServiceList) []corev1.Service { return l.Items })
-		testList(t, endpointSlices(), slices, func(l *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice { return l.Items })
+		testList(t, endpointSlices(), slices, func(l *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice {
+			return l.Items
+		})
 	}
 }
 
@@ -153,7 +158,8 @@ func TestListCut(t *testing.T) {
 // TestListErrors: what is no list of the kind is an error that says so.
 func TestListErrors(t *testing.T) {
 	other := encode(t, &corev1.ServiceList{}, corev1.SchemeGroupVersion)
-	broken := encode(t, &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{{AddressType: "IPv4"}}}, discoveryv1.SchemeGroupVersion)
+	broken := encode(t, &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{{AddressType: "IPv4"}}},
+		discoveryv1.SchemeGroupVersion)
 	broken = bytes.Replace(broken, []byte("\x22\x04IPv4"), []byte("\x22\x7fIPv4"), 1)
 	for _, test := range []struct {
 		name, bytes, want string
@@ -235,7 +241,8 @@ func fuzzDecode[O interface {
 	if d := diff(readFields(other), got); d != "" {
 		t.Errorf("(-client-go +wire):\n%s", d)
 	}
-	envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: kind.gvk.GroupVersion().String(), Kind: kind.gvk.Kind + "List"}}
+	envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: kind.gvk.GroupVersion().String(),
+		Kind: kind.gvk.Kind + "List"}}
 	for range 2 {
 		envelope.Raw = append(envelope.Raw, item(message)...)
 	}
@@ -243,7 +250,8 @@ func fuzzDecode[O interface {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := kind.ReadList(bufio.NewReader(io.MultiReader(strings.NewReader(magic), iotest.OneByteReader(bytes.NewReader(whole)))))
+	list, err := kind.ReadList(bufio.NewReader(io.MultiReader(strings.NewReader(magic),
+		iotest.OneByteReader(bytes.NewReader(whole)))))
 	if err != nil || len(list.Items) != 2 || diff(got, list.Items[1]) != "" {
 		t.Errorf("a list of it twice: %v, error %v", list, err)
 	}

@@ -1,5 +1,5 @@
-// Package chart promises what Helm makes of the chart in deploy/helm: its objects for some values, what Helm's linter says,
-// and its archive. It asks no API server, and it installs nothing.
+// Package chart promises what Helm makes of the chart in deploy/helm: its objects for some values, what Helm's linter
+// says, and its archive. It asks no API server, and it installs nothing.
 package chart
 
 import (
@@ -28,14 +28,15 @@ type Release struct {
 	Values map[string]any
 }
 
-// Render returns the objects by the names of their templates, such as daemonset.yaml. Templates without objects are not among
-// them. Values that the chart's schema or its templates refuse are an error.
+// Render returns the objects by the names of their templates, such as daemonset.yaml. Templates without objects are not
+// among them. Values that the chart's schema or its templates refuse are an error.
 func Render(folder string, r Release) (map[string]string, error) {
 	c, err := loader.Load(folder)
 	if err != nil {
 		return nil, fmt.Errorf("read the chart: %w", err)
 	}
-	values, err := util.ToRenderValues(c, r.Values, common.ReleaseOptions{Name: "nftproxy", Namespace: r.Namespace, IsInstall: true}, nil)
+	values, err := util.ToRenderValues(c, r.Values, common.ReleaseOptions{Name: "nftproxy", Namespace: r.Namespace,
+		IsInstall: true}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("values of the chart: %w", err)
 	}
@@ -72,8 +73,8 @@ func Lint(folder string, r Release) error {
 	return errors.Join(errs...)
 }
 
-// Pack writes the chart's archive into a folder, and returns its name. The chart gets a version (semantic, with or without
-// "v"), and the name and tag of the image of that version. The same chart gives the same bytes.
+// Pack writes the chart's archive into a folder, and returns its name. The chart gets a version (semantic, with or
+// without "v"), and the name and tag of the image of that version. The same chart gives the same bytes.
 func Pack(folder, out, version, repository, tag string) (string, error) {
 	c, err := loader.Load(folder)
 	if err != nil {

@@ -109,11 +109,14 @@ func TestKustomize(t *testing.T) {
 				if !found {
 					t.Fatal("there is no place for the address")
 				}
-				if err := os.WriteFile(file, []byte(before+"\npatches:"+strings.ReplaceAll(patches, "\n#", "\n")), 0o600); err != nil {
+				if err := os.WriteFile(file, []byte(before+"\npatches:"+strings.ReplaceAll(patches, "\n#", "\n")),
+					0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if component := filepath.Join(at, "components", overlay); exists(component) && !exists(filepath.Join(at, "overlays", overlay)) { // a person's own overlay
+			// a person's own overlay
+			if component := filepath.Join(at, "components", overlay); exists(component) &&
+				!exists(filepath.Join(at, "overlays", overlay)) {
 				folder := filepath.Join(at, "overlays", overlay)
 				err := errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "kustomization.yaml"),
 					[]byte("resources: [../kubeadm]\ncomponents: [../../components/"+overlay+"]\n"), 0o600))
@@ -177,7 +180,8 @@ func TestValues(t *testing.T) {
 	config := got["ConfigMap nftproxy"].(map[string]any)["data"].(map[string]any)["config.conf"].(string)
 	want := map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "detectLocalMode": "ClusterCIDR",
-		"clusterCIDR": "10.244.0.0/16,fd00:10:244::/56", "nodePortAddresses": []any{"localhost", "192.0.2.0/24", "2001:db8::/32"},
+		"clusterCIDR": "10.244.0.0/16,fd00:10:244::/56", "nodePortAddresses": []any{"localhost", "192.0.2.0/24",
+			"2001:db8::/32"},
 		"logging": map[string]any{"verbosity": 3.0}, "conntrack": map[string]any{"maxPerCore": 0.0},
 	}
 	if diff := cmp.Diff(want, values(t, config)); diff != "" {
@@ -192,7 +196,8 @@ func TestValues(t *testing.T) {
 // TestNoValue: an empty list or map leaves its field out.
 func TestNoValue(t *testing.T) {
 	text := render(t, `{tolerations: null, priorityClassName: "", resources: {requests: null}}`)["daemonset.yaml"]
-	for _, field := range []string{"tolerations", "priorityClassName", "imagePullSecrets", "affinity", "seLinuxOptions", "annotations", "null"} {
+	for _, field := range []string{"tolerations", "priorityClassName", "imagePullSecrets", "affinity", "seLinuxOptions",
+		"annotations", "null"} {
 		if strings.Contains(text, field) {
 			t.Errorf("the DaemonSet has %s:\n%s", field, text)
 		}
@@ -219,11 +224,12 @@ func TestRefused(t *testing.T) {
 		`clusterCIDR: 10.244.0.0/16`:             "clusterCIDR has no effect with existingConfigMap=kube-proxy",
 		`nodePortAddresses: [192.0.2.0/24]`:      "nodePortAddresses has no effect",
 		`configuration: {mode: nftables}`:        "configuration has no effect",
-		`apiServer: {host: a, hostFrom: {fieldRef: {fieldPath: status.hostIP}}}`:                  "set one of them",
-		`{existingConfigMap: "", apiServer: {host: a}, clusterCIDR: everything}`:                  "clusterCIDR",
-		`{existingConfigMap: "", apiServer: {host: a}, nodePortAddresses: [192.0.2.1]}`:           "nodePortAddresses",
-		`{existingConfigMap: "", apiServer: {host: a}, configuration: {clusterCIDR: 10.0.0.0/8}}`: "configuration.clusterCIDR",
-		`{existingConfigMap: "", apiServer: {hostFrom: {fieldRef: {}, configMapKeyRef: {}}}}`:     "hostFrom",
+		`apiServer: {host: a, hostFrom: {fieldRef: {fieldPath: status.hostIP}}}`:        "set one of them",
+		`{existingConfigMap: "", apiServer: {host: a}, clusterCIDR: everything}`:        "clusterCIDR",
+		`{existingConfigMap: "", apiServer: {host: a}, nodePortAddresses: [192.0.2.1]}`: "nodePortAddresses",
+		`{existingConfigMap: "", apiServer: {host: a}, configuration: {clusterCIDR: ` +
+			`10.0.0.0/8}}`: "configuration.clusterCIDR",
+		`{existingConfigMap: "", apiServer: {hostFrom: {fieldRef: {}, configMapKeyRef: {}}}}`: "hostFrom",
 	} {
 		_, err := chart.Render(folder, chart.Release{Namespace: "kube-system", Values: values(t, text)})
 		if !strings.Contains(fmt.Sprint(err), want) {
@@ -265,7 +271,8 @@ func TestPack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := strings.ReplaceAll(chart.Manifest(render(t, "")), "localhost/nftproxy:dev", "registry.example.org/team/nftproxy:v1.2.3")
+		want := strings.ReplaceAll(chart.Manifest(render(t, "")), "localhost/nftproxy:dev",
+			"registry.example.org/team/nftproxy:v1.2.3")
 		if diff := cmp.Diff(want, chart.Manifest(objects)); diff != "" {
 			t.Errorf("the archive renders (-want +got):\n%s", diff)
 		}

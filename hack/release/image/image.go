@@ -131,11 +131,12 @@ func labels(b binary) map[string]string {
 	return l
 }
 
-// fileCapability is CAP_NET_ADMIN as a permitted file capability (struct vfs_cap_data of linux/capability.h, revision 2): a user
-// other than root has it then, if the container has it. It is not effective in the file. Otherwise the kernel would refuse to
-// start the binary where the container lacks the capability; nftproxy makes it effective itself.
+// fileCapability is CAP_NET_ADMIN as a permitted file capability (struct vfs_cap_data of linux/capability.h, revision
+// 2): a user other than root has it then, if the container has it. It is not effective in the file. Otherwise the
+// kernel would refuse to start the binary where the container lacks the capability; nftproxy makes it effective itself.
 //
-// In little endian: the revision, the permitted capabilities (bit 12 is CAP_NET_ADMIN), and 12 bytes for the inheritable and the upper ones.
+// In little endian: the revision, the permitted capabilities (bit 12 is CAP_NET_ADMIN), and 12 bytes for the
+// inheritable and the upper ones.
 const fileCapability = "\x00\x00\x00\x02" + "\x00\x10\x00\x00" + "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
 // layer is a file system with the binary only.
@@ -148,7 +149,8 @@ func layer(b binary) (v1.Layer, error) {
 	w := tar.NewWriter(&archive)
 	header := tar.Header{
 		Typeflag: tar.TypeReg, Name: strings.TrimPrefix(entrypoint, "/"), Mode: 0o555, Size: int64(len(content)),
-		ModTime: time.Unix(0, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr.security.capability": fileCapability},
+		ModTime: time.Unix(0, 0), Format: tar.FormatPAX,
+		PAXRecords: map[string]string{"SCHILY.xattr.security.capability": fileCapability},
 	}
 	if err := errors.Join(w.WriteHeader(&header), write(w, content), w.Close()); err != nil {
 		return nil, err
@@ -182,12 +184,14 @@ func (i *Image) WriteTar(w io.Writer) error {
 	files["index.json"] = top
 	archive := tar.NewWriter(w)
 	for _, dir := range []string{"blobs/", "blobs/sha256/"} {
-		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}); err != nil {
+		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, ModTime: time.Unix(0, 0),
+			Format: tar.FormatUSTAR}); err != nil {
 			return err
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(files)) {
-		header := tar.Header{Typeflag: tar.TypeReg, Name: p, Mode: 0o644, Size: int64(len(files[p])), ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}
+		header := tar.Header{Typeflag: tar.TypeReg, Name: p, Mode: 0o644, Size: int64(len(files[p])),
+			ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}
 		if err := errors.Join(archive.WriteHeader(&header), write(archive, files[p])); err != nil {
 			return fmt.Errorf("write %s: %w", p, err)
 		}

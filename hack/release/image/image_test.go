@@ -128,7 +128,8 @@ func TestLayout(t *testing.T) {
 	if len(manifest.Manifests) != 1 {
 		t.Fatalf("index.json has %d entries, want the one index", len(manifest.Manifests))
 	}
-	if diff := cmp.Diff(map[string]string{"io.containerd.image.name": named, "org.opencontainers.image.ref.name": "v1.2.3"}, manifest.Manifests[0].Annotations); diff != "" {
+	if diff := cmp.Diff(map[string]string{"io.containerd.image.name": named,
+		"org.opencontainers.image.ref.name": "v1.2.3"}, manifest.Manifests[0].Annotations); diff != "" {
 		t.Errorf("name of the image (-want +got):\n%s", diff)
 	}
 	index, err := top.ImageIndex(manifest.Manifests[0].Digest)
@@ -160,7 +161,8 @@ func checkImage(t *testing.T, i v1.Image, arch, program string) {
 		t.Fatal(err)
 	}
 	c := config.Config
-	got := []string{config.OS, config.Architecture, c.User, strings.Join(c.Entrypoint, " "), strings.Join(c.Cmd, " "), config.Created.UTC().Format("2006")}
+	got := []string{config.OS, config.Architecture, c.User, strings.Join(c.Entrypoint, " "), strings.Join(c.Cmd, " "),
+		config.Created.UTC().Format("2006")}
 	if diff := cmp.Diff([]string{"linux", arch, "65532:0", "/nftproxy", "run", "1970"}, got); diff != "" {
 		t.Errorf("%s: configuration (-want +got):\n%s", arch, diff)
 	}
@@ -187,11 +189,13 @@ func checkImage(t *testing.T, i v1.Image, arch, program string) {
 		t.Fatal(err)
 	}
 	if h.Name != "nftproxy" || h.Mode != 0o555 || h.Uid != 0 || !bytes.Equal(content, want) {
-		t.Errorf("%s: file %s, mode %o, owner %d, %d bytes: want nftproxy, 555, 0 and the %d bytes of the binary", arch, h.Name, h.Mode, h.Uid, len(content), len(want))
+		t.Errorf("%s: file %s, mode %o, owner %d, %d bytes: want nftproxy, 555, 0 and the %d bytes of the binary", arch,
+			h.Name, h.Mode, h.Uid, len(content), len(want))
 	}
 	// The words of struct vfs_cap_data: revision 2 without the bit effective, and NET_ADMIN permitted.
 	words := make([]uint32, 5)
-	if _, err := binary.Decode([]byte(h.PAXRecords["SCHILY.xattr.security.capability"]), binary.LittleEndian, words); err != nil {
+	if _, err := binary.Decode([]byte(h.PAXRecords["SCHILY.xattr.security.capability"]), binary.LittleEndian,
+		words); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]uint32{0x02000000, 1 << 12, 0, 0, 0}, words); diff != "" {

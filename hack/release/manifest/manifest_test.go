@@ -29,7 +29,8 @@ func TestImage(t *testing.T) {
 	if _, err := manifest.Render("../../../deploy/overlays/kubeadm", "nftproxy"); err == nil {
 		t.Error("an image without registry and tag is taken")
 	}
-	if _, err := manifest.Render("../../../deploy/no-such-folder", ""); err == nil || !strings.Contains(err.Error(), "no-such-folder") {
+	if _, err := manifest.Render("../../../deploy/no-such-folder", ""); err == nil || !strings.Contains(err.Error(),
+		"no-such-folder") {
 		t.Errorf("a folder that is not there: error %v", err)
 	}
 }

@@ -97,9 +97,11 @@ func document(binaries []binary) (*spdx.Document, error) {
 		fmt.Fprintln(all, b.name, b.sum)
 		id := spdx.ElementID("Binary-" + word(b.name))
 		d.Packages = append(d.Packages, &spdx.Package{
-			PackageName: b.name, PackageSPDXIdentifier: id, PackageVersion: version(b.info.Main), PrimaryPackagePurpose: "APPLICATION",
-			PackageDownloadLocation: unknown, PackageLicenseConcluded: unknown, PackageLicenseDeclared: "Apache-2.0", PackageCopyrightText: unknown,
-			PackageChecksums: []spdx.Checksum{{Algorithm: spdx.SHA256, Value: b.sum}},
+			PackageName: b.name, PackageSPDXIdentifier: id, PackageVersion: version(b.info.Main),
+			PrimaryPackagePurpose:   "APPLICATION",
+			PackageDownloadLocation: unknown, PackageLicenseConcluded: unknown, PackageLicenseDeclared: "Apache-2.0",
+			PackageCopyrightText: unknown,
+			PackageChecksums:     []spdx.Checksum{{Algorithm: spdx.SHA256, Value: b.sum}},
 		})
 		relate(d.SPDXIdentifier, "DESCRIBES", id)
 		for _, m := range linked(b.info) {
@@ -140,7 +142,8 @@ func linked(info *buildinfo.BuildInfo) []*debug.Module {
 func module(m *debug.Module) *spdx.Package {
 	p := &spdx.Package{
 		PackageName: m.Path, PackageSPDXIdentifier: spdx.ElementID("Module-" + word(m.Path)), PackageVersion: m.Version,
-		PackageDownloadLocation: unknown, PackageLicenseConcluded: unknown, PackageLicenseDeclared: unknown, PackageCopyrightText: unknown,
+		PackageDownloadLocation: unknown, PackageLicenseConcluded: unknown, PackageLicenseDeclared: unknown,
+		PackageCopyrightText: unknown,
 		PackageExternalReferences: []*spdx.PackageExternalReference{{
 			Category: "PACKAGE-MANAGER", RefType: "purl", Locator: "pkg:golang/" + m.Path + "@" + m.Version,
 		}},

@@ -19,7 +19,8 @@ import (
 // has each module that the linker names, and it is the same each time.
 func TestWrite(t *testing.T) {
 	self := filepath.Join(t.TempDir(), "release")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", self, "nftproxy/hack/release").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", self,
+		"nftproxy/hack/release").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	var first, second bytes.Buffer

@@ -52,9 +52,11 @@ func (n *Node) enter(q *explain.Question, src netip.Addr, device string) {
 		q.Packet.Input = route.Device
 		switch {
 		case route.Device == "":
-			q.Assumed = append(q.Assumed, fmt.Sprintf("the node has no route to %s, so the interface by which the packet comes in is not known", src))
+			q.Assumed = append(q.Assumed, fmt.Sprintf("the node has no route to %s, so the interface by which the packet "+
+				"comes in is not known", src))
 		default:
-			q.Assumed = append(q.Assumed, fmt.Sprintf("the packet comes in by %s, since the route to %s leads there (--from %s@INTERFACE names another one)", route.Device, src, src))
+			q.Assumed = append(q.Assumed, fmt.Sprintf("the packet comes in by %s, since the route to %s leads there (--from "+
+				"%s@INTERFACE names another one)", route.Device, src, src))
 		}
 	}
 	if to := q.Packet.Dst.Addr(); q.Packet.Input != "" && n.local(to) {
@@ -67,7 +69,8 @@ func (n *Node) enter(q *explain.Question, src netip.Addr, device string) {
 	config := ruleset.ReadBackConfig(n.facts.Tables, n.facts.Table)
 	inRange := slices.ContainsFunc(config.ClusterCIDRs, func(p netip.Prefix) bool { return p.Contains(src) })
 	onLink := route.Device != "" && !route.Via.IsValid() && !route.Default
-	byInterface := config.PodInterface.Name != "" && (q.Packet.Input == config.PodInterface.Name || config.PodInterface.Prefix && strings.HasPrefix(q.Packet.Input, config.PodInterface.Name))
+	byInterface := config.PodInterface.Name != "" && (q.Packet.Input == config.PodInterface.Name ||
+		config.PodInterface.Prefix && strings.HasPrefix(q.Packet.Input, config.PodInterface.Name))
 	switch {
 	case byInterface, inRange && onLink:
 		q.From = "a pod of this node"
@@ -106,7 +109,8 @@ func (n *Node) forLoopback(q *explain.Question) netip.Addr {
 	if len(own) == 0 {
 		return n.ownAddress(q)
 	}
-	q.Assumed = append(q.Assumed, fmt.Sprintf("nftproxy listens on %s, unless another process has the port, and connects from %s for the client", q.Packet.Dst, own[0]))
+	q.Assumed = append(q.Assumed, fmt.Sprintf("nftproxy listens on %s, unless another process has the port, and "+
+		"connects from %s for the client", q.Packet.Dst, own[0]))
 	return own[0]
 }
 
@@ -117,15 +121,18 @@ func (n *Node) likelyClient(q *explain.Question) netip.Addr {
 	contents := n.contentsFor(to)
 	if contents != nil && (ruleset.ClusterIPOwner(contents, to) != "" || ruleset.InServiceCIDR(contents, to)) {
 		if pod, known := n.localPod(contents); known {
-			q.Assumed = append(q.Assumed, fmt.Sprintf("the client is a pod of this node, %s, since %s is a Service's address in the cluster (--from names another client)", pod, to))
+			q.Assumed = append(q.Assumed, fmt.Sprintf("the client is a pod of this node, %s, since %s is a Service's address "+
+				"in the cluster (--from names another client)", pod, to))
 			return pod
 		}
 		src := n.ownAddress(q)
-		q.Assumed = append(q.Assumed, "the client is the node itself, since the tables name no pod of this node (--from names another client)")
+		q.Assumed = append(q.Assumed, "the client is the node itself, since the tables name no pod of this node (--from "+
+			"names another client)")
 		return src
 	}
 	outside := ip.Of(to).Example()
-	q.Assumed = append(q.Assumed, fmt.Sprintf("the client is outside of the cluster, with the address %s (--from names another client)", outside))
+	q.Assumed = append(q.Assumed, fmt.Sprintf("the client is outside of the cluster, with the address %s (--from names "+
+		"another client)", outside))
 	return outside
 }
 

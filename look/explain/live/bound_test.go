@@ -21,7 +21,8 @@ import (
 func TestManyEndpoints(t *testing.T) {
 	const endpoints = 60_000
 	var objects strings.Builder
-	objects.WriteString("node node-1\nservice ns/many created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.2\n  port http tcp 80\n")
+	objects.WriteString("node node-1\nservice ns/many created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.2\n  port http " +
+		"tcp 80\n")
 	addr := netip.MustParseAddr("10.0.0.1")
 	for range endpoints {
 		fmt.Fprintf(&objects, "    endpoint %s:8080 node-2 ready serving\n", addr)

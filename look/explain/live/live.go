@@ -57,7 +57,8 @@ func Look(ctx context.Context, table string) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	n := &Node{conn: conn, lookup: hostaddr.Lookup, has: hostaddr.Has, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
+	n := &Node{conn: conn, lookup: hostaddr.Lookup, has: hostaddr.Has, routes: map[netip.Addr]hostaddr.Route{},
+		own: map[netip.Addr]bool{}}
 	n.neighbours = map[link]*forwarding.Neighbours{}
 	if err := n.read(ctx, table); err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -93,7 +94,8 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Hop: n.hop, ByMark: n.byMark, Chains: chains, Ejections: left, Growth: growth}
+	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Hop: n.hop, ByMark: n.byMark,
+		Chains: chains, Ejections: left, Growth: growth}
 	own, err := n.conn.Tables(table)
 	if err != nil {
 		return err
@@ -111,7 +113,8 @@ func (n *Node) Close() error { return n.conn.Close() }
 
 // Explain explains one packet. objects are the Services by a source of objects, nil for none, and problems says what
 // cannot be used of a Service there.
-func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot, problems func(service.Name) []string, source string) (explain.Explanation, error) {
+func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot,
+	problems func(service.Name) []string, source string) (explain.Explanation, error) {
 	of, err := n.answering(ctx, q)
 	if err != nil {
 		return explain.Explanation{}, err
@@ -133,7 +136,8 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 		}
 	}
 	if n.guessed {
-		e.Notes = append(e.Notes, fmt.Sprintf("there are many endpoints: beyond %d addresses, the addresses of interfaces say which ones are the node's own, not routes", maxRoutes))
+		e.Notes = append(e.Notes, fmt.Sprintf("there are many endpoints: beyond %d addresses, the addresses of interfaces "+
+			"say which ones are the node's own, not routes", maxRoutes))
 	}
 	return e, n.failed
 }

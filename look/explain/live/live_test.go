@@ -43,11 +43,13 @@ func TestAsk(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if p := q.Packet; p.Src.Addr().String() != c.src || p.Input != c.input || p.FromNode != c.fromNode || !strings.Contains(strings.Join(q.Assumed, "\n"), c.assumed) || c.assumed == "" && len(q.Assumed) > 0 {
+			if p := q.Packet; p.Src.Addr().String() != c.src || p.Input != c.input || p.FromNode != c.fromNode ||
+				!strings.Contains(strings.Join(q.Assumed, "\n"), c.assumed) || c.assumed == "" && len(q.Assumed) > 0 {
 				t.Errorf("from %q: %+v", c.from, q)
 			}
 		}
-		if _, err := node.Ask(explain.Origin{Addr: netip.MustParseAddr("fd00::1")}, to); !errors.Is(err, explain.ErrQuestion) {
+		if _, err := node.Ask(explain.Origin{Addr: netip.MustParseAddr("fd00::1")}, to); !errors.Is(err,
+			explain.ErrQuestion) {
 			t.Errorf("from the other family: %v", err)
 		}
 		return nil

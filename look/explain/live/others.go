@@ -23,8 +23,8 @@ type askedTable struct {
 	kept, remedy string
 }
 
-// readOthers reads the tables of other nftproxies. It returns them and ours in the order in which the kernel asks them, and
-// nothing if there are no others.
+// readOthers reads the tables of other nftproxies. It returns them and ours in the order in which the kernel asks them,
+// and nothing if there are no others.
 func (n *Node) readOthers(ours []kernel.TableInfo) ([]askedTable, error) {
 	others, err := othertables.Find(n.conn, n.facts.Table)
 	if err != nil || len(others) == 0 || len(ours) == 0 { // Without our table there is another name to ask for.
@@ -49,7 +49,8 @@ func (n *Node) readOthers(ours []kernel.TableInfo) ([]askedTable, error) {
 	return asked, nil
 }
 
-// answering returns the node with the facts about the first table that has rules for the packet. That is ours if none has.
+// answering returns the node with the facts about the first table that has rules for the packet. That is ours if none
+// has.
 func (n *Node) answering(ctx context.Context, q explain.Question) (*Node, error) {
 	found := *n
 	taken := q.NoWay != "" // connect() fails: no table is asked

@@ -143,7 +143,8 @@ func (w *witness) read(id nft.TableID) bool {
 	if contents != nil {
 		w.model.Put(contents)
 	}
-	return contents == nil || !slices.ContainsFunc(slices.Collect(maps.Values(contents.Sets)), func(s *nft.SetContents) bool { return len(s.Set.Key) == 0 })
+	return contents == nil || !slices.ContainsFunc(slices.Collect(maps.Values(contents.Sets)),
+		func(s *nft.SetContents) bool { return len(s.Set.Key) == 0 })
 }
 
 func (w *witness) size() (n int) {
@@ -166,8 +167,11 @@ func comparable(err error) bool {
 	if !errors.As(err, &refused) || refused.Partial {
 		return false
 	}
-	ofTheMoment := []unix.Errno{unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.EMSGSIZE, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.EMFILE}
-	return !slices.ContainsFunc(refused.Errors, func(e kernel.OpError) bool { return slices.Contains(ofTheMoment, e.Errno) })
+	ofTheMoment := []unix.Errno{unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.EMSGSIZE, unix.EINTR, unix.EAGAIN,
+		unix.ERESTART, unix.EMFILE}
+	return !slices.ContainsFunc(refused.Errors, func(e kernel.OpError) bool {
+		return slices.Contains(ofTheMoment, e.Errno)
+	})
 }
 
 // compareContents compares what the kernel and the model hold in the end.

@@ -16,7 +16,8 @@ func write(t *testing.T) []byte {
 	tree := t.TempDir()
 	for name, content := range map[string]string{"a/one": "1", "a/two": "22", "skipped/three": "333"} {
 		file := filepath.Join(tree, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(content), 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(content),
+			0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -48,7 +49,8 @@ func TestArchive(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for name, want := range map[string]string{"a/one": "1", "a/two": "22", "a/three": "", "etc/deep/text": "12345", "link": "1"} {
+	for name, want := range map[string]string{"a/one": "1", "a/two": "22", "a/three": "", "etc/deep/text": "12345",
+		"link": "1"} {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
 		}

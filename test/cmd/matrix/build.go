@@ -87,7 +87,8 @@ func (i image) write(file string, jobs []job) (err error) {
 	for _, dir := range []string{"/dev", "/proc", "/sys", "/run", "/tmp", "/var/tmp", "/root", "/etc"} {
 		w.dir(dir)
 	}
-	w.file("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"))
+	w.file("/etc/passwd", 0o644,
+		[]byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"))
 	w.file("/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
 	w.file("/etc/hosts", 0o644, []byte("127.0.0.1 localhost guest\n::1 localhost\n"))
 	w.copyFile("/"+initName, i.file(initName))
@@ -106,7 +107,8 @@ func (i image) write(file string, jobs []job) (err error) {
 
 // unneeded tells which files of Debian's packages no test reads.
 func unneeded(relative string) bool {
-	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/lib/locale", ".packages"} {
+	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/lib/locale",
+		".packages"} {
 		if relative == dir {
 			return true
 		}
@@ -136,7 +138,8 @@ func (i image) addTests(w *archive, jobs []job) {
 
 // addModules adds the kernel's modules.
 func (i image) addModules(w *archive) error {
-	dir, err := one(filepath.Join(i.kernelDir, "*", "modules", "*"), filepath.Join(i.kernelDir, "usr", "lib", "modules", "*"))
+	dir, err := one(filepath.Join(i.kernelDir, "*", "modules", "*"), filepath.Join(i.kernelDir, "usr", "lib", "modules",
+		"*"))
 	if err != nil {
 		return err
 	}

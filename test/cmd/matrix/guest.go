@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guest is the command in a virtual machine. As its first process it loads the modules that the image has, runs the image's jobs
-// one after the other, and ends the machine. What jobs write goes to the second serial line, between a line that begins and
-// one that ends each job. The kernel also calls it as modprobe.
+// guest is the command in a virtual machine. As its first process it loads the modules that the image has, runs the
+// image's jobs one after the other, and ends the machine. What jobs write goes to the second serial line, between a
+// line that begins and one that ends each job. The kernel also calls it as modprobe.
 func guest() error {
 	if filepath.Base(os.Args[0]) == modprobe {
 		return loadOnDemand(os.Args[len(os.Args)-1])
@@ -37,7 +37,8 @@ func guest() error {
 // prepare makes the machine fit for tests.
 func prepare() error {
 	for _, m := range []struct{ kind, on string }{
-		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"}, {"tmpfs", "/var/tmp"},
+		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
+		{"tmpfs", "/var/tmp"},
 		{"devpts", "/dev/pts"}, {"tmpfs", "/dev/shm"},
 	} {
 		if err := os.MkdirAll(m.on, 0o755); err != nil {
@@ -52,7 +53,8 @@ func prepare() error {
 			return err
 		}
 	}
-	if err := errors.Join(os.Chmod("/tmp", 0o777|os.ModeSticky), os.Chmod("/var/tmp", 0o777|os.ModeSticky), unix.Sethostname([]byte("guest"))); err != nil {
+	if err := errors.Join(os.Chmod("/tmp", 0o777|os.ModeSticky), os.Chmod("/var/tmp", 0o777|os.ModeSticky),
+		unix.Sethostname([]byte("guest"))); err != nil {
 		return err
 	}
 	if err := loadModules(); err != nil {
@@ -109,7 +111,8 @@ func reapUntilDone() error {
 	}
 	process, err := os.StartProcess(self, []string{self}, &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1", lineVariable + "=" + os.Getenv(lineVariable)},
+		Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1",
+			lineVariable + "=" + os.Getenv(lineVariable)},
 	})
 	if err != nil {
 		return err

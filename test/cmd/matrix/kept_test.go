@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestKept: a page shows the last outcome of each package on each kernel. While some are missing the command names them, and the page stays.
+// TestKept: a page shows the last outcome of each package on each kernel. While some are missing the command names
+// them, and the page stays.
 func TestKept(t *testing.T) {
 	dir := t.TempDir()
 	o := options{logs: dir, page: filepath.Join(dir, "page.md")}
@@ -45,7 +46,8 @@ func TestKept(t *testing.T) {
 		}
 		keep(r.series, "old", 1, all...)
 		keep(r.series, "new", 2, all[1:]...) // those of the old kernel go
-		if page, said := write(); !strings.Contains(said, "on kernel "+r.series+" no tests ran yet of "+all[0]+": ") || page != before {
+		if page, said := write(); !strings.Contains(said, "on kernel "+r.series+" no tests ran yet of "+all[0]+": ") ||
+			page != before {
 			t.Fatalf("after %d kernels and one without a package: %q, %q", i, page, said)
 		}
 		keep(r.series, "new", 3, all[0], "another/package")

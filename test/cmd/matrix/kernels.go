@@ -31,7 +31,8 @@ const ipvsTests = "test/ipvs"
 func kernelTests(pkg string) string {
 	switch pkg {
 	case "nft/ruleset":
-		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork|TestLookupsUnderChurn)$"
+		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork|" +
+			"TestLookupsUnderChurn)$"
 	case "daemon/proxy", "test/scenario":
 		return "^TestKernel"
 	case "test/datapath":
@@ -63,16 +64,26 @@ func defaultPackages() []string {
 // lack some, or have them built in.
 func wantedModules() []string {
 	return []string{
-		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "vrf", "af_packet", "sch_netem", "sch_ingress", "sch_tbf",
-		"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_reject", "nft_reject_ipv4", "nft_reject_ipv6",
-		"nft_reject_inet", "nft_numgen", "nft_hash", "nft_limit", "nft_log", "nft_objref", "nft_quota", "nft_counter", "nft_fib",
-		"nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet", "nft_set_pipapo", "nft_tproxy", "nft_socket", "nft_compat", "nft_flow_offload",
-		"nf_flow_table", "nf_flow_table_inet", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_log_syslog", "nf_log_ipv4",
-		"nf_log_ipv6", "nfnetlink_log", "nfnetlink_queue", "nft_queue", "xt_NFQUEUE", "xt_CT", "nf_defrag_ipv4", "nf_defrag_ipv6", "x_tables", "ip_tables", "ip6_tables", "iptable_nat",
-		"ip6table_nat", "iptable_filter", "ip6table_filter", "iptable_mangle", "ip6table_mangle", "iptable_raw", "ip6table_raw",
-		"xt_MASQUERADE", "xt_nat", "xt_mark", "xt_connmark", "xt_conntrack", "xt_comment", "xt_addrtype", "xt_statistic", "xt_multiport", "xt_tcpudp",
-		"xt_REDIRECT", "xt_set", "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet",
-		"ip_set_bitmap_port", "xt_recent", "xt_limit", "xt_LOG", "xt_socket", "xt_TPROXY", "xt_physdev", "xt_u32", "ipt_REJECT",
+		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "vrf", "af_packet",
+		"sch_netem", "sch_ingress", "sch_tbf",
+		"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_reject", "nft_reject_ipv4",
+		"nft_reject_ipv6",
+		"nft_reject_inet", "nft_numgen", "nft_hash", "nft_limit", "nft_log", "nft_objref", "nft_quota", "nft_counter",
+		"nft_fib",
+		"nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet", "nft_set_pipapo", "nft_tproxy", "nft_socket", "nft_compat",
+		"nft_flow_offload",
+		"nf_flow_table", "nf_flow_table_inet", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_log_syslog",
+		"nf_log_ipv4",
+		"nf_log_ipv6", "nfnetlink_log", "nfnetlink_queue", "nft_queue", "xt_NFQUEUE", "xt_CT", "nf_defrag_ipv4",
+		"nf_defrag_ipv6", "x_tables", "ip_tables", "ip6_tables", "iptable_nat",
+		"ip6table_nat", "iptable_filter", "ip6table_filter", "iptable_mangle", "ip6table_mangle", "iptable_raw",
+		"ip6table_raw",
+		"xt_MASQUERADE", "xt_nat", "xt_mark", "xt_connmark", "xt_conntrack", "xt_comment", "xt_addrtype", "xt_statistic",
+		"xt_multiport", "xt_tcpudp",
+		"xt_REDIRECT", "xt_set", "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
+		"ip_set_hash_ipportnet",
+		"ip_set_bitmap_port", "xt_recent", "xt_limit", "xt_LOG", "xt_socket", "xt_TPROXY", "xt_physdev", "xt_u32",
+		"ipt_REJECT",
 		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", "ip_vs_wlc",
 	}
 }

@@ -39,11 +39,14 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.arch, "arch", "amd64", "`architecture` of the machines: amd64 or arm64")
 	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
-	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels, in a folder of its own for arm64")
-	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/evidence/kernels.md")
+	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels, in a folder of its own "+
+		"for arm64")
+	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as "+
+		"docs/evidence/kernels.md")
 	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
-	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that measure, on a busy computer")
+	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that "+
+		"measure, on a busy computer")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
 	if err := f.Parse(args); err != nil {
@@ -73,7 +76,8 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	commands := filepath.Join(cache, "commands-"+commandRelease)
-	if err := aptget.UnpackRoot(ctx, commands, aptget.Release{Name: commandRelease, Architecture: o.arch}, commandPackages()...); err != nil {
+	if err := aptget.UnpackRoot(ctx, commands, aptget.Release{Name: commandRelease, Architecture: o.arch},
+		commandPackages()...); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.logs, 0o755); err != nil {
@@ -90,7 +94,8 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 		if !slices.Contains(o.kernels, r.series) {
 			continue
 		}
-		c, err := try(ctx, o, r, machine{target: t, qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built, out)
+		c, err := try(ctx, o, r, machine{target: t, qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built,
+			out)
 		if err != nil {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
 		}
@@ -128,8 +133,8 @@ func (o options) report(columns []column, out io.Writer) error {
 	return nil
 }
 
-// writePage puts the last outcome of each package on each kernel on the page. If some are missing it says which, and leaves the page
-// as it is: what stands there is from a run elsewhere, and true.
+// writePage puts the last outcome of each package on each kernel on the page. If some are missing it says which, and
+// leaves the page as it is: what stands there is from a run elsewhere, and true.
 func (o options) writePage(out io.Writer) error {
 	var columns []column
 	whole := true
@@ -140,7 +145,8 @@ func (o options) writePage(out io.Writer) error {
 		}
 		if len(missing) > 0 {
 			whole = false
-			fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s: %s stays as it is\n", r.series, strings.Join(missing, ", "), o.page)
+			fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s: %s stays as it is\n", r.series, strings.Join(missing, ", "),
+				o.page)
 		}
 		columns = append(columns, c)
 	}
@@ -151,10 +157,12 @@ func (o options) writePage(out io.Writer) error {
 }
 
 // try runs the tests on the newest kernel of a release.
-func try(ctx context.Context, o options, r release, m machine, cache, commands string, built programs, out io.Writer) (c column, err error) {
+func try(ctx context.Context, o options, r release, m machine, cache, commands string, built programs,
+	out io.Writer) (c column, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: o.arch}, kernelPackage+o.arch)
+	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: o.arch},
+		kernelPackage+o.arch)
 	if err != nil {
 		return c, err
 	}
@@ -197,7 +205,8 @@ const checkJob = "nftproxy-check"
 func (o options) jobs() []job {
 	jobs := []job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
 	for _, pkg := range o.packages {
-		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" + sameEverywhere}
+		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" +
+			sameEverywhere}
 		if o.short {
 			command = append(command, "-test.short")
 		}
@@ -220,7 +229,8 @@ func (r result) print(out io.Writer) {
 	case !r.good():
 		word = "FAILED"
 	}
-	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d, in %s\n", r.Pkg, word, r.Passed, r.Failed, len(r.Skips), r.Took.Round(time.Second))
+	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d, in %s\n", r.Pkg, word, r.Passed, r.Failed,
+		len(r.Skips), r.Took.Round(time.Second))
 	for _, name := range r.failedTests() {
 		fmt.Fprintf(out, "    --- %s\n%s\n", name, indent(tail(r.Failures[name], 20)))
 	}

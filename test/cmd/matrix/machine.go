@@ -71,7 +71,8 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 	cmd := exec.CommandContext(ctx, m.qemu, append(append(emulation, m.devices...),
 		"-smp", fmt.Sprint(m.cpus), "-m", "3072",
 		"-kernel", m.kernel, "-initrd", image,
-		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/"+initName+" "+m.parameters+" "+lineVariable+"="+m.line,
+		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/"+initName+" "+
+			m.parameters+" "+lineVariable+"="+m.line,
 		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-serial", "file:"+m.console, "-chardev", "stdio,id=jobs")...)
 	var complaints bytes.Buffer
@@ -114,7 +115,8 @@ func collect(r io.Reader, done func(name string, o outcome) error) (died map[str
 			name, began = frame, time.Now()
 			output.Reset()
 		case isFrame && frame == name:
-			if err := done(name, outcome{status: status, output: bytes.Clone(output.Bytes()), took: time.Since(began)}); err != nil {
+			if err := done(name, outcome{status: status, output: bytes.Clone(output.Bytes()),
+				took: time.Since(began)}); err != nil {
 				return nil, err
 			}
 			name = ""

@@ -9,7 +9,8 @@ import (
 // TestCollect: the output of jobs is theirs whatever is between them, and a machine that ends in the
 // middle of a job is no good outcome of that job.
 func TestCollect(t *testing.T) {
-	line := "noise\n" + beginFrame("one") + "PASS\r\nmore" + endFrame("one", 0) + "noise\n" + beginFrame("two") + "x\n" + endFrame("two", 2) + beginFrame("three") + "half"
+	line := "noise\n" + beginFrame("one") + "PASS\r\nmore" + endFrame("one", 0) + "noise\n" + beginFrame("two") + "x\n" +
+		endFrame("two", 2) + beginFrame("three") + "half"
 	done := map[string]outcome{}
 	died, err := collect(strings.NewReader(line), func(name string, o outcome) error {
 		done[name] = o
@@ -46,8 +47,11 @@ func TestRead(t *testing.T) {
 		failed, skip  string
 	}{
 		{name: "pass", output: passes + "\x16PASS\n", good: true, passed: 1},
-		{name: "skip", output: "\x16=== RUN   TestS\n    s_test.go:9: no SCTP\n\x16--- SKIP: TestS (0.00s)\n\x16PASS\n", good: true, skip: "no SCTP"},
-		{name: "fail", output: passes + "\x16=== RUN   TestB\n\x16=== RUN   TestB/in\n    b_test.go:3: bad\n    \x16--- FAIL: TestB/in (0.00s)\n\x16--- FAIL: TestB (0.00s)\n\x16FAIL\n", status: 1, passed: 1, fails: 2, failed: "TestB/in"},
+		{name: "skip", output: "\x16=== RUN   TestS\n    s_test.go:9: no SCTP\n\x16--- SKIP: TestS (0.00s)\n\x16PASS\n",
+			good: true, skip: "no SCTP"},
+		{name: "fail", output: passes + "\x16=== RUN   TestB\n\x16=== RUN   TestB/in\n    b_test.go:3: bad\n    \x16--- " +
+			"FAIL: TestB/in (0.00s)\n\x16--- FAIL: TestB (0.00s)\n\x16FAIL\n", status: 1, passed: 1, fails: 2,
+			failed: "TestB/in"},
 		{name: "exit", output: passes + "\x16=== RUN   TestZ\npanic: oh\n", status: 2, passed: 1, failed: "(the whole)"},
 		{name: "died", output: passes + "\x16=== RUN   TestZ\n", died: true, passed: 1},
 	} {
@@ -56,7 +60,8 @@ func TestRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.good() != c.good || r.Passed != c.passed || r.Failed < c.fails || strings.Join(r.failedTests(), " ") != c.failed {
+			if r.good() != c.good || r.Passed != c.passed || r.Failed < c.fails ||
+				strings.Join(r.failedTests(), " ") != c.failed {
 				t.Errorf("%+v, failed tests %q", r, r.failedTests())
 			}
 			if got := reason(r.Skips["TestS"]); got != c.skip {

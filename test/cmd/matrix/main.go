@@ -1,11 +1,11 @@
 // Command matrix tries nftproxy on what Debian's releases have, and says what works on which:
 //
-//	matrix kernels   the tests that need a kernel, and no API server, on each kernel in a virtual machine (make test-kernels)
+//	matrix kernels   the tests that need a kernel and no API server, on each kernel in a VM (make test-kernels)
 //	matrix nft       each nft command lists our tables and takes its own listings back (make test-nft)
 //
-// The kernels need no rights and no hardware support for virtual machines; as root the command installs qemu where that is
-// missing. The nft commands need root, for network namespaces. Apart from that it changes nothing on this computer but for a
-// folder of the user's cache.
+// The kernels need no rights and no hardware support for virtual machines; as root the command installs qemu where that
+// is missing. The nft commands need root, for network namespaces. Apart from that it changes nothing on this computer
+// but for a folder of the user's cache.
 //
 // The command is also the first process of its virtual machines (guest).
 package main

@@ -39,7 +39,8 @@ func TestOrder(t *testing.T) {
 	for _, m := range found {
 		names = append(names, m.Name+"="+m.File)
 	}
-	if got, want := strings.Join(names, " "), "c_d=kernel/lib/c-d.ko b=kernel/net/b.ko a=kernel/net/a.ko"; err != nil || got != want {
+	if got, want := strings.Join(names, " "), "c_d=kernel/lib/c-d.ko b=kernel/net/b.ko a=kernel/net/a.ko"; err != nil ||
+		got != want {
 		t.Errorf("modules %s, %v; want %s", got, err, want)
 	}
 	if !slices.Equal(missing, []string{"zz"}) {
@@ -70,7 +71,8 @@ func writeModule(t *testing.T, file, depends string) {
 		Shoff: header, Shentsize: section, Shnum: 3, Shstrndx: 2,
 	}
 	copy(h.Ident[:], elf.ELFMAG)
-	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)
+	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB),
+		byte(elf.EV_CURRENT)
 	at := uint64(header + 3*section)
 	sections := []elf.Section64{{},
 		{Name: 1, Type: uint32(elf.SHT_PROGBITS), Off: at, Size: uint64(len(info))},

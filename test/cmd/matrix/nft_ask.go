@@ -162,7 +162,8 @@ func (c nftColumn) unexpected() []error {
 			case can && o.err != nil:
 				all = append(all, fmt.Errorf("nft %s no longer %s: %s: %w", c.version, q, o.table.name, o.err))
 			case !can && o.err == nil:
-				all = append(all, fmt.Errorf("nft %s %s by now: %s; say so in its release and on the page", c.version, q, o.table.name))
+				all = append(all, fmt.Errorf("nft %s %s by now: %s; say so in its release and on the page", c.version, q,
+					o.table.name))
 			}
 		}
 	}

@@ -13,9 +13,10 @@ func TestNFTMatrix(t *testing.T) {
 		lists: {{plain, nil}, {learner, nil}}, listsJSON: {{plain, nil}, {learner, nil}},
 		takesBack: {{plain, nil}, {learner, refused}}, jsonBack: {{plain, refused}, {learner, refused}},
 	}}
-	oldest := nftColumn{nftRelease: nftRelease{suite: "bullseye", dies: true}, version: "0.9.8", outcomes: map[string][]nftOutcome{
-		lists: {{plain, errors.New("nft list ruleset: signal: segmentation fault: ")}},
-	}}
+	oldest := nftColumn{nftRelease: nftRelease{suite: "bullseye", dies: true}, version: "0.9.8",
+		outcomes: map[string][]nftOutcome{
+			lists: {{plain, errors.New("nft list ruleset: signal: segmentation fault: ")}},
+		}}
 	text := nftMatrix([]nftColumn{oldest, old})
 	for _, want := range []string{
 		"|  | nft 0.9.8 (bullseye) | nft 1.0.6 (bookworm) |\n| --- | --- | --- |\n",
@@ -33,7 +34,8 @@ func TestNFTMatrix(t *testing.T) {
 	}
 	old.outcomes[takesBack][0].err = refused
 	old.outcomes[jsonBack][0].err = nil
-	if wrong := old.unexpected(); len(wrong) != 2 || !errors.Is(wrong[0], refused) || !strings.Contains(wrong[1].Error(), "by now") {
+	if wrong := old.unexpected(); len(wrong) != 2 || !errors.Is(wrong[0], refused) || !strings.Contains(wrong[1].Error(),
+		"by now") {
 		t.Errorf("outcomes that are not the known ones: %v", wrong)
 	}
 }

@@ -43,7 +43,8 @@ func randomTables(n int) []table {
 func fullTable(services int) table {
 	const endpoints = 10
 	cfg := ruleset.Config{Table: ruleset.DefaultTable, Counters: true}
-	return newTable(fmt.Sprintf("%d Services x %d", services, endpoints), ruleset.Compile(cfg, gen.Uniform(services, endpoints)))
+	return newTable(fmt.Sprintf("%d Services x %d", services, endpoints),
+		ruleset.Compile(cfg, gen.Uniform(services, endpoints)))
 }
 
 func newTable(name string, p *nft.Program) table {

@@ -29,8 +29,8 @@ func parseNFT(args []string) (nftOptions, error) {
 	return o, f.Parse(args)
 }
 
-// tryNFTs has the nft commands of Debian's releases list the tables of nftproxy, and take their own listings back. It installs
-// nothing: the commands are unpacked into a folder of the user's cache.
+// tryNFTs has the nft commands of Debian's releases list the tables of nftproxy, and take their own listings back. It
+// installs nothing: the commands are unpacked into a folder of the user's cache.
 func tryNFTs(ctx context.Context, args []string, out io.Writer) error {
 	o, err := parseNFT(args)
 	if err != nil {

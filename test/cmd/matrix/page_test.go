@@ -18,8 +18,10 @@ func TestPage(t *testing.T) {
 	for _, name := range []string{"TestX/1", "TestX/2", "TestX/3"} {
 		skips[name] = "    x_test.go:5: too slow\n"
 	}
-	old := column{Series: "5.10", Kernel: "5.10.262-1", Day: "2026-11-23", Findings: findings, Results: []result{{Pkg: "a/b", Passed: 2, Failed: 1, Whole: true, Skips: skips}}}
-	young := column{Series: "6.12", Kernel: "6.12.1-1", Day: "2026-11-24", Findings: findings[:1], Results: []result{{Pkg: "a/b", Passed: 3, Whole: true, Died: true, Skips: skips}}}
+	old := column{Series: "5.10", Kernel: "5.10.262-1", Day: "2026-11-23", Findings: findings,
+		Results: []result{{Pkg: "a/b", Passed: 2, Failed: 1, Whole: true, Skips: skips}}}
+	young := column{Series: "6.12", Kernel: "6.12.1-1", Day: "2026-11-24", Findings: findings[:1],
+		Results: []result{{Pkg: "a/b", Passed: 3, Whole: true, Died: true, Skips: skips}}}
 	text := matrix([]column{old, young})
 	for _, want := range []string{
 		"|  | Linux 5.10 | Linux 6.12 |\n| --- | --- | --- |\n",

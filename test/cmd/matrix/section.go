@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// section is a part of a page that this command writes, between two comments that readers do not see. People write the rest
-// of the page, which stays as it is.
+// section is a part of a page that this command writes, between two comments that readers do not see. People write the
+// rest of the page, which stays as it is.
 type section struct {
 	// Name is what the part is called in the comments, such as "matrix of make test-kernels".
 	Name string

@@ -26,7 +26,8 @@ func targetOf(arch string) (target, error) {
 	case "arm64":
 		return target{
 			"qemu-system-aarch64", "qemu-system-arm",
-			[]string{"-machine", "virt", "-cpu", "cortex-a72", "-device", "virtio-serial-pci", "-device", "virtconsole,chardev=jobs"},
+			[]string{"-machine", "virt", "-cpu", "cortex-a72", "-device", "virtio-serial-pci", "-device",
+				"virtconsole,chardev=jobs"},
 			"console=ttyAMA0", "/dev/hvc0",
 		}, nil
 	}

@@ -26,7 +26,8 @@ until ip addr show dev eth0 | grep -q 203.0.113.10/32 && ip addr show dev eth0 |
 while test -e /run/keepalived.pid; do sleep 0.1; done
 `
 	return []neighbour{{
-		name: "keepalived", what: "VRRP puts addresses of a load balancer on the node, and takes them away", packages: []string{"keepalived"},
+		name: "keepalived", what: "VRRP puts addresses of a load balancer on the node, and takes them away",
+		packages: []string{"keepalived"},
 		prepare: `cat >/tmp/keepalived.conf <<'EOF'
 global_defs { router_id node }
 vrrp_instance four { state MASTER
@@ -58,7 +59,8 @@ var moving string
 // The addresses of the Service moving.
 const moving4, moving6 = "203.0.113.60", "2001:db8::60"
 
-// failover is keepalived on both nodes, which asks the health check node port where the address of the Service has to be.
+// failover is keepalived on both nodes, which asks the health check node port where the address of the Service has to
+// be.
 func failover(end string) neighbour {
 	config := func(addr string, priority int) string {
 		var instances strings.Builder
@@ -92,14 +94,17 @@ vrrp_script endpoints {
 `, priority, addr, instances.String())
 	}
 	const daemon = "keepalived --use-file /tmp/keepalived.conf --pid /run/keepalived.pid --vrrp_pid /run/vrrp.pid\n"
-	const has = "until ip addr show dev eth0 | grep -q " + moving4 + "/32 && ip addr show dev eth0 | grep -q " + moving6 + "/128; do sleep 0.1; done\n"
+	const has = "until ip addr show dev eth0 | grep -q " + moving4 + "/32 && ip addr show dev eth0 | grep -q " + moving6 +
+		"/128; do sleep 0.1; done\n"
 	takes := func(at func(*testnet.Topology) *testnet.Namespace) func(context.Context, *world) error {
 		return func(ctx context.Context, w *world) error { return awaitAddrs(ctx, at(w.net), moving4, moving6) }
 	}
-	node, other := takes(func(t *testnet.Topology) *testnet.Namespace { return t.Node }), takes(func(t *testnet.Topology) *testnet.Namespace { return t.Remote })
+	node, other := takes(func(t *testnet.Topology) *testnet.Namespace { return t.Node }),
+		takes(func(t *testnet.Topology) *testnet.Namespace { return t.Remote })
 	return neighbour{
 		name: "moving-address", packages: []string{"keepalived"}, prepare: config("192.168.100.1", 100), moving: true,
-		what: "keepalived (VRRP) on two nodes, both with nftproxy, for the address of a load balancer with policy Local: the health check node port says which node may have it",
+		what: "keepalived (VRRP) on two nodes, both with nftproxy, for the address of a load balancer with policy Local: " +
+			"the health check node port says which node may have it",
 		events: []event{
 			{nameStart, daemon},
 			{"the node's endpoint terminates", ""},
@@ -122,7 +127,8 @@ vrrp_script endpoints {
 // terminating has the endpoints on a node terminate, which still serve.
 func terminating(objects string, node int) string {
 	on := fmt.Sprintf("nodeName: node-%d, conditions: ", node)
-	return strings.ReplaceAll(objects, on+"{ready: true, serving: true, terminating: false}", on+"{ready: false, serving: true, terminating: true}")
+	return strings.ReplaceAll(objects, on+"{ready: true, serving: true, terminating: false}",
+		on+"{ready: false, serving: true, terminating: true}")
 }
 
 // without leaves out the endpoints on a node.
@@ -206,7 +212,8 @@ func (w *world) movingFlows() []flow {
 	return all
 }
 
-// movingStreams are new connections to that address. Its open connections end when it moves, since other endpoints have them then.
+// movingStreams are new connections to that address. Its open connections end when it moves, since other endpoints have
+// them then.
 func (w *world) movingStreams() []stream {
 	var all []stream
 	for _, f := range w.movingFlows() {
@@ -215,7 +222,8 @@ func (w *world) movingStreams() []stream {
 	return all
 }
 
-// startMoving serves the Service moving on both nodes. Unless there is a router, the client outside looks for the node that has its address.
+// startMoving serves the Service moving on both nodes. Unless there is a router, the client outside looks for the node
+// that has its address.
 func (w *world) startMoving(ctx context.Context, routed bool) error {
 	if routed {
 		if err := w.startRouter(); err != nil {
@@ -237,16 +245,20 @@ func bans() []neighbour {
 	const start = "fail2ban-server -b --logtarget /tmp/fail2ban.log\nuntil fail2ban-client ping; do sleep 0.1; done\n"
 	const end = "fail2ban-client stop\nwhile fail2ban-client ping; do sleep 0.1; done\n"
 	// The server sets the rules of a ban some time after the command.
-	const banned = "banned() { nft list ruleset >/tmp/rules; grep -q 192.168.100.2 /tmp/rules && grep -q fd00:100::2 /tmp/rules; }\n"
+	const banned = "banned() { nft list ruleset >/tmp/rules; grep -q 192.168.100.2 /tmp/rules && grep -q fd00:100::2 " +
+		"/tmp/rules; }\n"
 	one := func(name, what, action string) neighbour {
 		return neighbour{
 			name: name, what: what, packages: []string{"fail2ban", "nftables", "iptables"},
-			prepare: "mkdir -p /run/fail2ban\n: >/tmp/auth.log\nrm -f /etc/fail2ban/jail.d/*\ncat >/etc/fail2ban/jail.local <<'EOF'\n[sshd]\nenabled = true\nbackend = polling\nlogpath = /tmp/auth.log\nbanaction = " + action + "\nEOF\n",
+			prepare: "mkdir -p /run/fail2ban\n: >/tmp/auth.log\nrm -f /etc/fail2ban/jail.d/*\ncat >/etc/fail2ban/jail.local " +
+				"<<'EOF'\n[sshd]\nenabled = true\nbackend = polling\nlogpath = /tmp/auth.log\nbanaction = " + action + "\nEOF\n",
 			events: []event{
 				{nameStart, start},
-				{"bans the client outside", banned + "fail2ban-client set sshd banip 192.168.100.2 fd00:100::2\nuntil banned; do sleep 0.1; done"},
+				{"bans the client outside", banned + "fail2ban-client set sshd banip 192.168.100.2 fd00:100::2\nuntil banned; do " +
+					"sleep 0.1; done"},
 				{"reloads", banned + "fail2ban-client reload\nuntil banned; do sleep 0.1; done"},
-				{"unbans it", "fail2ban-client unban --all\nwhile nft list ruleset | grep -q -e 192.168.100.2 -e fd00:100::2; do sleep 0.1; done"},
+				{"unbans it", "fail2ban-client unban --all\nwhile nft list ruleset | grep -q -e 192.168.100.2 -e fd00:100::2; do " +
+					"sleep 0.1; done"},
 				{"restarts", end + start},
 			},
 			stop: event{"stops", end},

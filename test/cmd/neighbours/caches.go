@@ -23,7 +23,8 @@ import (
 
 const coreDNS, coreDNSVersion = "github.com/coredns/coredns", "v1.15.0"
 
-// dnsService is the Service whose cluster IPs a cache takes. Its endpoints are a pod on the node and one on the other node.
+// dnsService is the Service whose cluster IPs a cache takes. Its endpoints are a pod on the node and one on the other
+// node.
 const dnsService = `apiVersion: v1
 kind: Service
 metadata: {namespace: default, name: dns}
@@ -90,7 +91,8 @@ const cacheOnly = "169.254.20.10"
 
 // caches are DNS servers on the node at the address of a Service.
 func caches() []neighbour {
-	// NodeLocal DNSCache makes a dummy link. A bridge without ports serves as well, and each kernel that runs testnet has it.
+	// NodeLocal DNSCache makes a dummy link. A bridge without ports serves as well, and each kernel that runs testnet has
+	// it.
 	const link = `ip link add nodelocaldns type bridge
 ip link set nodelocaldns up
 ip addr add 169.254.20.10/32 dev nodelocaldns
@@ -119,7 +121,8 @@ until busybox nslookup cache.test 169.254.20.10 | grep -q 192.0.2.53; do sleep 0
 	one := func(name, what string, c cache, set, unset string) neighbour {
 		return neighbour{
 			name: name, what: what, packages: []string{"iptables"}, programs: []string{"CoreDNS " + coreDNSVersion}, cache: c,
-			prepare: "cat >/tmp/Corefile <<'EOF'\n. {\n bind 169.254.20.10 10.96.0.50 fd00:96::50\n cache 30\n hosts {\n  192.0.2.53 cache.test\n }\n health 127.0.0.1:8053 {\n  lameduck 5s\n }\n}\nEOF\n",
+			prepare: "cat >/tmp/Corefile <<'EOF'\n. {\n bind 169.254.20.10 10.96.0.50 fd00:96::50\n cache 30\n hosts {\n  " +
+				"192.0.2.53 cache.test\n }\n health 127.0.0.1:8053 {\n  lameduck 5s\n }\n}\nEOF\n",
 			events: []event{
 				{nameStart, link + start + set},
 				{"is updated", unset + end + start + set},
@@ -127,24 +130,27 @@ until busybox nslookup cache.test 169.254.20.10 | grep -q 192.0.2.53; do sleep 0
 			stop: event{"stops", unset + end + "ip link delete nodelocaldns\n"},
 		}
 	}
-	with := one("coredns", "CoreDNS on the node at the cluster IPs of a DNS Service, with the rules of NodeLocal DNSCache, which turn tracking off while CoreDNS answers",
+	with := one("coredns", "CoreDNS on the node at the cluster IPs of a DNS Service, with the rules of NodeLocal "+
+		"DNSCache, which turn tracking off while CoreDNS answers",
 		untracked, rules+"rules -A\n", rules+"rules -D\n")
 	with.events = append(with.events, event{"sets its rules again", rules + "rules -D\nrules -A\n"})
 	return []neighbour{
 		with,
-		one("coredns-tracked", "the same without these rules: Services go before addresses of the node, so that the endpoints answer at the cluster IPs", tracked, "", ""),
+		one("coredns-tracked", "the same without these rules: Services go before addresses of the node, so that the "+
+			"endpoints answer at the cluster IPs", tracked, "", ""),
 	}
 }
 
-// lookups are the questions that a cache answers: at the cluster IPs of the Service dns, and at the address of the node alone that
-// NodeLocal DNSCache has.
+// lookups are the questions that a cache answers: at the cluster IPs of the Service dns, and at the address of the node
+// alone that NodeLocal DNSCache has.
 func (w *world) lookups() []flow {
 	var all []flow
 	for _, addr := range []string{"10.96.0.50", "fd00:96::50", cacheOnly} {
 		for _, from := range []string{"pod", "node"} {
 			for _, proto := range []string{testnet.TCP, testnet.UDP} {
 				a := netip.MustParseAddr(addr)
-				all = append(all, flow{from: from, to: "the cache at " + addr, protocol: dnsBy + proto, addr: netip.AddrPortFrom(a, 53)})
+				all = append(all, flow{from: from, to: "the cache at " + addr, protocol: dnsBy + proto,
+					addr: netip.AddrPortFrom(a, 53)})
 			}
 		}
 	}
@@ -154,14 +160,17 @@ func (w *world) lookups() []flow {
 // dnsBy begins the protocol of a flow or stream that is a question to a DNS server.
 const dnsBy = "dns by "
 
-// dnsStreams are steady questions to the cluster IPs of the Service dns. Those of the node come from its own address: a process that asks for
-// no other gets the one that it asks, as soon as the node has that. IPv6 gives it before the node takes packets for it.
+// dnsStreams are steady questions to the cluster IPs of the Service dns. Those of the node come from its own address: a
+// process that asks for no other gets the one that it asks, as soon as the node has that. IPv6 gives it before the node
+// takes packets for it.
 func (w *world) dnsStreams() []stream {
 	var all []stream
 	for _, f := range w.lookups() {
 		if f.addr.Addr() != netip.MustParseAddr(cacheOnly) {
 			s := stream{from: f.from, protocol: f.protocol, addr: f.addr, strict: true}
-			if i := slices.IndexFunc(w.net.NodeAddrs, func(a netip.Addr) bool { return a.Is4() == s.addr.Addr().Is4() }); s.from == "node" {
+			if i := slices.IndexFunc(w.net.NodeAddrs, func(a netip.Addr) bool {
+				return a.Is4() == s.addr.Addr().Is4()
+			}); s.from == "node" {
 				s.source = w.net.NodeAddrs[i]
 			}
 			all = append(all, s)
@@ -177,7 +186,8 @@ func (w *world) startDNS(ctx context.Context) error {
 	}
 	for _, name := range []string{"near", "far"} {
 		pod, file := w.net.Pod(name), filepath.Join(w.dir, name+".corefile")
-		text := fmt.Sprintf(".:5353 {\n bind %v %v\n hosts {\n  %s cache.test\n }\n}\n", pod.Addrs[0], pod.Addrs[1], endpointSays)
+		text := fmt.Sprintf(".:5353 {\n bind %v %v\n hosts {\n  %s cache.test\n }\n}\n", pod.Addrs[0], pod.Addrs[1],
+			endpointSays)
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			return err
 		}
@@ -194,9 +204,11 @@ func (w *world) startDNS(ctx context.Context) error {
 	return nil
 }
 
-// lookUp asks a DNS server, from an address if that is valid, for the name that all of them know, and says which of them has answered. A question by TCP whose connection
-// breaks is asked again, as resolvers do: where tracking of an open connection begins or ends, its packets reach another server.
-func lookUp(ctx context.Context, ns *testnet.Namespace, proto string, from netip.Addr, addr netip.AddrPort, timeout time.Duration) string {
+// lookUp asks a DNS server, from an address if that is valid, for the name that all of them know, and says which of
+// them has answered. A question by TCP whose connection breaks is asked again, as resolvers do: where tracking of an
+// open connection begins or ends, its packets reach another server.
+func lookUp(ctx context.Context, ns *testnet.Namespace, proto string, from netip.Addr, addr netip.AddrPort,
+	timeout time.Duration) string {
 	for left := attempts; ; left-- {
 		got, err := query(ctx, ns, proto, from, addr, timeout)
 		var failure net.Error
@@ -214,10 +226,13 @@ func lookUp(ctx context.Context, ns *testnet.Namespace, proto string, from netip
 }
 
 // query asks a DNS server once for the address of a name.
-func query(ctx context.Context, ns *testnet.Namespace, proto string, from netip.Addr, addr netip.AddrPort, timeout time.Duration) (netip.Addr, error) {
+func query(ctx context.Context, ns *testnet.Namespace, proto string, from netip.Addr, addr netip.AddrPort,
+	timeout time.Duration) (netip.Addr, error) {
 	const id = 53
-	question := dnsmessage.Question{Name: dnsmessage.MustNewName("cache.test."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
-	text, err := (&dnsmessage.Message{Header: dnsmessage.Header{ID: id, RecursionDesired: true}, Questions: []dnsmessage.Question{question}}).Pack()
+	question := dnsmessage.Question{Name: dnsmessage.MustNewName("cache.test."), Type: dnsmessage.TypeA,
+		Class: dnsmessage.ClassINET}
+	text, err := (&dnsmessage.Message{Header: dnsmessage.Header{ID: id, RecursionDesired: true},
+		Questions: []dnsmessage.Question{question}}).Pack()
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -37,13 +37,15 @@ kill "$(pidof containerd)"
 while pidof containerd; do sleep 0.1; done
 `
 	run := func(name string, port int) string {
-		return fmt.Sprintf("docker run -d --restart=always --name %s -p %d:80 busybox /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, port)
+		return fmt.Sprintf("docker run -d --restart=always --name %s -p %d:80 busybox /bin/busybox nc -ll -p 80 -e "+
+			"/bin/answer\n", name, port)
 	}
 	one := func(name, what, setting, before, set string) neighbour {
 		return neighbour{
 			name: name, what: what, setting: setting, packages: []string{"docker.io", "containerd", "iptables"}, prepare: image,
 			events: []event{
-				{nameStart, before + daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set + answers},
+				{nameStart, before + daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set +
+					answers},
 				{"starts a container", run("other", 8082)},
 				{"removes a container", "docker rm -f other"},
 				{"reloads", `kill -HUP "$(pidof dockerd)"`},
@@ -54,9 +56,12 @@ while pidof containerd; do sleep 0.1; done
 	}
 	return []neighbour{
 		one("docker", "a container with a published port, on a node that forwards packets before Docker starts", "", "", ""),
-		one("docker-drop", "a container with a published port, on a node that does not: Docker lets it forward, with policy drop in FORWARD", "", unforwarding, ""),
-		one("docker-drop-set", "the same, with ways for pods in DOCKER-USER", "`iptables -I DOCKER-USER -s PODS -j ACCEPT`, `iptables -I DOCKER-USER -d PODS -j ACCEPT`",
-			unforwarding, fmt.Sprintf("iptables -I DOCKER-USER -s %s -j ACCEPT\niptables -I DOCKER-USER -d %s -j ACCEPT\n", pods4, pods4)),
+		one("docker-drop", "a container with a published port, on a node that does not: Docker lets it forward, with "+
+			"policy drop in FORWARD", "", unforwarding, ""),
+		one("docker-drop-set", "the same, with ways for pods in DOCKER-USER", "`iptables -I DOCKER-USER -s PODS -j "+
+			"ACCEPT`, `iptables -I DOCKER-USER -d PODS -j ACCEPT`",
+			unforwarding, fmt.Sprintf("iptables -I DOCKER-USER -s %s -j ACCEPT\niptables -I DOCKER-USER -d %s -j ACCEPT\n",
+				pods4, pods4)),
 	}
 }
 
@@ -66,7 +71,8 @@ func podmans() []neighbour {
 	one := func(name, what, driver, shown string) neighbour {
 		head := "export NETAVARK_FW=" + driver + " PODMAN_IGNORE_CGROUPSV1_WARNING=1\n"
 		run := func(name string, port int) string {
-			return fmt.Sprintf("cp -r /tmp/image /tmp/%s\n%spodman run -d --cgroups=disabled --name %s -p %d:80 --rootfs /tmp/%s /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, head, name, port, name)
+			return fmt.Sprintf("cp -r /tmp/image /tmp/%s\n%spodman run -d --cgroups=disabled --name %s -p %d:80 --rootfs "+
+				"/tmp/%s /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, head, name, port, name)
 		}
 		return neighbour{
 			name: name, what: what, packages: []string{"podman", "netavark", "nftables", "iptables"}, prepare: image + unified,
@@ -81,7 +87,9 @@ func podmans() []neighbour {
 		}
 	}
 	return []neighbour{
-		one("podman", "a container with a published port, netavark with nftables", "nftables", "nft list table inet netavark"),
-		one("podman-iptables", "a container with a published port, netavark with iptables", "iptables", "iptables -t nat -S NETAVARK-HOSTPORT-DNAT"),
+		one("podman", "a container with a published port, netavark with nftables", "nftables",
+			"nft list table inet netavark"),
+		one("podman-iptables", "a container with a published port, netavark with iptables", "iptables",
+			"iptables -t nat -S NETAVARK-HOSTPORT-DNAT"),
 	}
 }

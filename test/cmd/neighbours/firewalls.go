@@ -8,7 +8,8 @@ const (
 	pods6 = "fd00:244::/56"
 )
 
-// nftScripts are rule sets of nftables.service, which begin with "flush ruleset" and so remove what other programs have made.
+// nftScripts are rule sets of nftables.service, which begin with "flush ruleset" and so remove what other programs have
+// made.
 func nftScripts() []neighbour {
 	load := `nft -f /etc/nftables.conf`
 	events := func(write string) []event {
@@ -41,13 +42,18 @@ table inet filter {
 EOF
 `, map[bool]string{true: "tcp dport 30000-32767 accept"}[accept != ""], accept)
 	}
-	accept := fmt.Sprintf("ip saddr %s accept\n\t\tip daddr %s accept\n\t\tip6 saddr %s accept\n\t\tip6 daddr %s accept", pods4, pods4, pods6, pods6)
+	accept := fmt.Sprintf("ip saddr %s accept\n\t\tip daddr %s accept\n\t\tip6 saddr %s accept\n\t\tip6 daddr %s accept",
+		pods4, pods4, pods6, pods6)
 	pkg := []string{"nftables"}
 	return []neighbour{
-		{name: "nftables-default", what: "nftables.service with Debian's own file: `flush ruleset`, empty chains", packages: pkg, events: events(""), stop: stop},
-		{name: "nftables-drop", what: "nftables.service with `flush ruleset`, policy drop in input and forward", packages: pkg, events: events(closed("")), stop: stop},
-		{name: "nftables-drop-set", what: "the same with rules for pods", packages: pkg, events: events(closed(accept)), stop: stop,
-			setting: "in `forward`: " + "`ip saddr PODS accept`, `ip daddr PODS accept`, the same with `ip6`; in `input`: the ports of health checks"},
+		{name: "nftables-default", what: "nftables.service with Debian's own file: `flush ruleset`, empty chains",
+			packages: pkg, events: events(""), stop: stop},
+		{name: "nftables-drop", what: "nftables.service with `flush ruleset`, policy drop in input and forward",
+			packages: pkg, events: events(closed("")), stop: stop},
+		{name: "nftables-drop-set", what: "the same with rules for pods", packages: pkg, events: events(closed(accept)),
+			stop: stop,
+			setting: "in `forward`: " + "`ip saddr PODS accept`, `ip daddr PODS accept`, the same with `ip6`; in `input`: the " +
+				"ports of health checks"},
 	}
 }
 
@@ -66,11 +72,13 @@ func ufws() []neighbour {
 		n.events, n.stop = with(set)
 		return n
 	}
-	allow := fmt.Sprintf("ufw route allow from %s\nufw route allow to %s\nufw route allow from %s\nufw route allow to %s\nufw allow 30000:32767/tcp\nufw allow 30000:32767/udp\n", pods4, pods4, pods6, pods6)
+	allow := fmt.Sprintf("ufw route allow from %s\nufw route allow to %s\nufw route allow from %s\nufw route allow to "+
+		"%s\nufw allow 30000:32767/tcp\nufw allow 30000:32767/udp\n", pods4, pods4, pods6, pods6)
 	return []neighbour{
 		one("ufw", "as installed, enabled: incoming and routed packets denied", "", ""),
 		one("ufw-routed", "`ufw default deny routed`", "", "ufw default deny routed\n"),
-		one("ufw-set", "`ufw default deny routed`, with ways for pods", "`ufw route allow from PODS`, `ufw route allow to PODS`, `ufw allow 30000:32767/tcp` (and udp)",
+		one("ufw-set", "`ufw default deny routed`, with ways for pods", "`ufw route allow from PODS`, `ufw route allow to "+
+			"PODS`, `ufw allow 30000:32767/tcp` (and udp)",
 			"ufw default deny routed\n"+allow),
 	}
 }
@@ -97,7 +105,8 @@ func firewallds() []neighbour {
 		}
 	}
 	const iptables = "sed -i s/^FirewallBackend=.*/FirewallBackend=iptables/ /etc/firewalld/firewalld.conf\n"
-	trusted := fmt.Sprintf("firewall-offline-cmd --zone=trusted --add-source=%s\nfirewall-offline-cmd --zone=trusted --add-source=%s\nfirewall-offline-cmd --add-port=30000-32767/tcp\n", pods4, pods6)
+	trusted := fmt.Sprintf("firewall-offline-cmd --zone=trusted --add-source=%s\nfirewall-offline-cmd --zone=trusted "+
+		"--add-source=%s\nfirewall-offline-cmd --add-port=30000-32767/tcp\n", pods4, pods6)
 	const setting = "`firewall-cmd --permanent --zone=trusted --add-source=PODS`, and the health check node ports"
 	all := []neighbour{
 		one("firewalld", "zone public, backend nftables", "", ""),

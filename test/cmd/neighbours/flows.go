@@ -24,8 +24,8 @@ type flow struct {
 	from, to string
 	protocol string // tcp, udp, or http for a health check
 	addr     netip.AddrPort
-	// like is the flow to a pod or the node, without a Service, that crosses the same hooks of the node between the same interfaces.
-	// It is empty for such a flow itself.
+	// like is the flow to a pod or the node, without a Service, that crosses the same hooks of the node between the same
+	// interfaces. It is empty for such a flow itself.
 	like string
 	// want is what must come of it without a neighbour.
 	want string
@@ -84,7 +84,8 @@ func (w *world) own(n neighbour) []flow {
 	if n.published == 0 {
 		return nil
 	}
-	return []flow{{from: "outside", to: "the program's own port", protocol: testnet.TCP, addr: netip.AddrPortFrom(w.net.NodeAddrs[0], n.published)}}
+	return []flow{{from: "outside", to: "the program's own port", protocol: testnet.TCP,
+		addr: netip.AddrPortFrom(w.net.NodeAddrs[0], n.published)}}
 }
 
 // places a Service has: where it is, and the port.
@@ -172,22 +173,26 @@ func (w *world) services() []flow {
 			port := frontends()[1].addr(w, family, serviceNear)
 			add("other node's pod", "node port, endpoint on the node", port, "other node's pod to near", hidden)
 			add("endpoint", "cluster IP, itself (hairpin)", cluster, "pod to near", hidden)
-			loopback := netip.AddrPortFrom([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}[family], port.Port())
+			loopback := netip.AddrPortFrom([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}[family],
+				port.Port())
 			add("node", "node port on localhost, endpoint on the node", loopback, "node to near", kept)
-			add("node", "node port on localhost, endpoint on another node", netip.AddrPortFrom(loopback.Addr(), 30000+serviceFar), "node to far", kept)
+			add("node", "node port on localhost, endpoint on another node", netip.AddrPortFrom(loopback.Addr(),
+				30000+serviceFar), "node to far", kept)
 		}
 		health := netip.AddrPortFrom(w.net.NodeAddrs[family], healthPort)
 		like := flow{from: "outside", to: "the node's server", protocol: testnet.TCP, addr: health}
-		all = append(all, flow{from: "outside", to: "health check node port", protocol: "http", addr: health, like: like.key(), want: healthy})
+		all = append(all, flow{from: "outside", to: "health check node port", protocol: "http", addr: health,
+			like: like.key(), want: healthy})
 	}
 	return all
 }
 
-// short is how long a flow may take at first: on an idle machine that is enough. trialSetup.long is what it may take after that.
+// short is how long a flow may take at first: on an idle machine that is enough. trialSetup.long is what it may take
+// after that.
 const short = time.Second
 
-// ask asks all flows, many at once, and returns what came of each by its key. A flow that had no answer is asked again with more time,
-// unless the direct flow like it is known and had none either: on a busy machine a second is little.
+// ask asks all flows, many at once, and returns what came of each by its key. A flow that had no answer is asked again
+// with more time, unless the direct flow like it is known and had none either: on a busy machine a second is little.
 func (w *world) ask(ctx context.Context, flows []flow, open map[string]string) (map[string]string, error) {
 	outcomes := make([]string, len(flows))
 	var group errgroup.Group
@@ -232,7 +237,8 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 	if answer.Peer.Addr() == answer.Local.Addr() {
 		return kept, nil
 	}
-	// A client on the node is the node, whichever of its addresses the endpoint sees: neighbours add some, which the kernel may choose.
+	// A client on the node is the node, whichever of its addresses the endpoint sees: neighbours add some, which the
+	// kernel may choose.
 	if f.from == "node" {
 		addrs, err := w.net.Node.Handle().AddrList(nil, netlink.FAMILY_ALL)
 		if err != nil {
@@ -281,13 +287,14 @@ func unexpected(flows []flow, got map[string]string) error {
 type table struct {
 	// Flows is their number, AsBefore how many went as without the neighbour.
 	Flows, AsBefore int
-	// Closed are those that the neighbour forbids by itself too, Opened those that go although it forbids the direct way, and Faults
-	// those that fail although the direct way is open. Silent are connections of the node whose refusal it drops.
+	// Closed are those that the neighbour forbids by itself too, Opened those that go although it forbids the direct way,
+	// and Faults those that fail although the direct way is open. Silent are connections of the node whose refusal it
+	// drops.
 	Closed, Opened, Faults, Silent []string `json:",omitempty"`
 }
 
-// judge compares the outcomes of Services beside the neighbour with those of direct flows through the neighbour alone. silences says
-// that the neighbour may drop refusals.
+// judge compares the outcomes of Services beside the neighbour with those of direct flows through the neighbour alone.
+// silences says that the neighbour may drop refusals.
 func judge(flows []flow, got, open map[string]string, silences bool) table {
 	var t table
 	closed, opened, faults, silent := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -306,7 +313,8 @@ func judge(flows []flow, got, open map[string]string, silences bool) table {
 			}
 		case !free && (result == refused || result == string(testnet.TimedOut) || result == string(testnet.Unreachable)):
 			closed[f.name()] = true
-		case silences && f.from == "node" && f.protocol == testnet.TCP && f.want == refused && result == string(testnet.TimedOut):
+		case silences && f.from == "node" && f.protocol == testnet.TCP && f.want == refused &&
+			result == string(testnet.TimedOut):
 			silent[f.name()] = true
 		default:
 			faults[fmt.Sprintf("%s: %s, want %s", f.key(), result, f.want)] = true

@@ -35,8 +35,8 @@ type load struct {
 // moment says which events were before it: the last one, and the last one that ended open connections.
 type moment struct{ event, cut string }
 
-// brokenBy says for which event a connection counts that has broken by now. Last is the moment of its last line, with the cut that was before
-// the last answer: a connection without an answer since a cut was open before that.
+// brokenBy says for which event a connection counts that has broken by now. Last is the moment of its last line, with
+// the cut that was before the last answer: a connection without an answer since a cut was open before that.
 func (last moment) brokenBy(now moment) string {
 	if now.cut != last.cut {
 		return now.cut
@@ -174,7 +174,8 @@ func (l *load) count(event string, stream int, lost bool) {
 	}
 }
 
-// ask makes new connections at a steady pace, each with a question, until the context ends. A question under way then ends by itself.
+// ask makes new connections at a steady pace, each with a question, until the context ends. A question under way then
+// ends by itself.
 func (l *load) ask(ctx context.Context, i int) {
 	s := l.streams[i]
 	var asking sync.WaitGroup
@@ -228,7 +229,8 @@ func (l *load) talk(ctx context.Context, i int) {
 	}
 }
 
-// conversation ends with the context, and says after which event the line was that failed, and which cut was before the last one answered.
+// conversation ends with the context, and says after which event the line was that failed, and which cut was before the
+// last one answered.
 func (l *load) conversation(ctx context.Context, s stream, last *moment) error {
 	dialing, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTime*l.w.long)
 	defer cancel()

@@ -28,10 +28,12 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	flags := pflag.NewFlagSet("neighbours", pflag.ContinueOnError)
 	only := flags.StringSlice("only", nil, "run the neighbours whose name is one of these, or begins with it and a hyphen")
-	small := flags.Bool("small", false, "install Debian's packages for the chosen neighbours only, which must be without programs in Go")
+	small := flags.Bool("small", false, "install Debian's packages for the chosen neighbours only, which must be "+
+		"without programs in Go")
 	s := trialSetup{}
 	flags.StringVar(&s.binary, "nftproxy", "bin/nftproxy", "the binary")
-	flags.DurationVar(&s.long, "patience", 5*time.Second, "`time` after which a connection without an answer counts as lost")
+	flags.DurationVar(&s.long, "patience", 5*time.Second,
+		"`time` after which a connection without an answer counts as lost")
 	flags.IntVar(&s.atOnce, "at-once", 200, "`number` of flows of a table that are asked at a time")
 	flags.BoolVar(&s.quiet, "quiet", false, "make no load: the table of flows alone decides")
 	flags.IntVar(&s.attempts, "attempts", 1, "how often a neighbour is tried until it works")
@@ -40,7 +42,9 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	other := func(name string) bool {
-		return len(*only) > 0 && !slices.ContainsFunc(*only, func(o string) bool { return name == o || strings.HasPrefix(name, o+"-") })
+		return len(*only) > 0 && !slices.ContainsFunc(*only, func(o string) bool {
+			return name == o || strings.HasPrefix(name, o+"-")
+		})
 	}
 	chosen := slices.DeleteFunc(neighbours(), func(n neighbour) bool { return other(n.name) })
 	clusters := slices.DeleteFunc(clusterNeighbours(), func(n clusterNeighbour) bool { return other(n.name) })
@@ -100,8 +104,8 @@ func tryAll(ctx context.Context, chosen []neighbour, s trialSetup, small bool, d
 	return errors.Join(errs...)
 }
 
-// tryUntilGood tries a neighbour, and again where something went wrong, as often as the attempts allow: a machine that is busy with
-// other things loses packets that neither program has lost.
+// tryUntilGood tries a neighbour, and again where something went wrong, as often as the attempts allow: a machine that
+// is busy with other things loses packets that neither program has lost.
 func tryUntilGood(ctx context.Context, n neighbour, s trialSetup) (r result, err error) {
 	for left := s.attempts; left > 0; left-- {
 		if r, err = try(ctx, n, s); err == nil && r.verdict().good || ctx.Err() != nil {

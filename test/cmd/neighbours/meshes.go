@@ -20,7 +20,8 @@ until grep -qs ready /tmp/sidecar.log; do sleep 0.1; done
 		// The kernel lets nobody use ::6, which Istio gives to the pod, for some moments on a busy machine.
 		const usable = "while ip -6 addr show dev lo tentative | grep -q ::6; do sleep 0.1; done\n"
 		// The arguments are those that Istio gives to the container istio-init.
-		rules := "/opt/" + istioVersion + "/pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -x '' -b '*' --dual-stack " + flag + " -d 15090,15021"
+		rules := "/opt/" + istioVersion + "/pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -x '' " +
+			"-b '*' --dual-stack " + flag + " -d 15090,15021"
 		in := func(place string) peer {
 			return peer{
 				at: place, start: "cat >/tmp/sidecar.py <<'END'\n" + sidecar + "END\n" + start,
@@ -31,19 +32,25 @@ until grep -qs ready /tmp/sidecar.log; do sleep 0.1; done
 			}
 		}
 		return neighbour{
-			name: name, what: what, packages: []string{"iptables", "nftables"}, programs: []string{"istio.io/istio " + istioVersion},
-			events: []event{{nameStart, ""}, {"changes its rules", ""}, {"restarts", ""}}, stop: event{"stops", ""},
+			name: name, what: what, packages: []string{"iptables", "nftables"},
+			programs: []string{"istio.io/istio " + istioVersion},
+			events:   []event{{nameStart, ""}, {"changes its rules", ""}, {"restarts", ""}}, stop: event{"stops", ""},
 			notes: []string{
-				"Envoy chooses endpoints of Services that Istio knows by itself: then the node sees connections of the pod to endpoints, and none to the cluster IP. This run is about all others, and about UDP, which Istio does not redirect.",
-				"With a proxy in the client's pod, a connection to a Service without endpoints, or to an unknown port, begins and then breaks off. `nftproxy` refuses the proxy's own connection, which is why the proxy ends the client's.",
+				"Envoy chooses endpoints of Services that Istio knows by itself: then the node sees connections of the pod to " +
+					"endpoints, and none to the cluster IP. This run is about all others, and about UDP, which Istio does not " +
+					"redirect.",
+				"With a proxy in the client's pod, a connection to a Service without endpoints, or to an unknown port, begins " +
+					"and then breaks off. `nftproxy` refuses the proxy's own connection, which is why the proxy ends the client's.",
 			},
 			peers: []peer{in("pod"), in("endpoint")}, accepts: []string{"pod", "endpoint"},
 			drops: []string{nameStart, "changes its rules", "restarts", "stops"}, cuts: true,
 		}
 	}
 	return []neighbour{
-		one("istio", "Istio's redirection of all TCP connections in two pods, a client and an endpoint, by its own program with iptables. A small proxy takes the place of Envoy: it goes on to where the client wanted to go",
+		one("istio", "Istio's redirection of all TCP connections in two pods, a client and an endpoint, by its own program "+
+			"with iptables. A small proxy takes the place of Envoy: it goes on to where the client wanted to go",
 			"--force-iptables-binary=nft", "iptables-save | grep -q ISTIO_OUTPUT && ip6tables-save | grep -q ISTIO_OUTPUT"),
-		one("istio-nftables", "the same with Istio's rules for nftables", "--native-nftables", "nft list ruleset | grep -q istio-proxy-nat"),
+		one("istio-nftables", "the same with Istio's rules for nftables", "--native-nftables",
+			"nft list ruleset | grep -q istio-proxy-nat"),
 	}
 }

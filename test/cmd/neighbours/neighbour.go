@@ -22,7 +22,8 @@ type neighbour struct {
 	programs []string
 	// prepare is what the system needs before, such as a message bus. It is no event.
 	prepare string
-	// setting is what an operator has to set for the traffic of Services; empty if the row is about the program without it.
+	// setting is what an operator has to set for the traffic of Services; empty if the row is about the program without
+	// it.
 	setting string
 	// events happen in this order. The first one is the start.
 	events []event
@@ -38,22 +39,25 @@ type neighbour struct {
 	moving bool
 	// routed says that the client of that address is behind a router.
 	routed bool
-	// beside has what happens with an event where nftproxy runs, by the event's name. That of namePrepared is what follows the start of peers.
+	// beside has what happens with an event where nftproxy runs, by the event's name. That of namePrepared is what follows
+	// the start of peers.
 	beside map[string]func(context.Context, *world) error
 	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
 	opens string
-	// accepts are places whose TCP connections the program accepts itself before it goes on: one that is refused breaks off there.
+	// accepts are places whose TCP connections the program accepts itself before it goes on: one that is refused breaks
+	// off there.
 	accepts []string
 	// silences says why a TCP connection of the node that is refused may have no answer; empty if it has to have one.
 	silences string
-	// drops are the events in which it drops all packets for a while. What begins before such an event is over counts for nobody: how long
-	// it takes is a matter of the machine.
+	// drops are the events in which it drops all packets for a while. What begins before such an event is over counts for
+	// nobody: how long it takes is a matter of the machine.
 	drops []string
 	// cuts says that these events also end open connections.
 	cuts bool
 	// notes are for operators. A result has them only if it is good.
 	notes []string
-	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none may be.
+	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none
+	// may be.
 	loses string
 }
 
@@ -95,7 +99,8 @@ func scriptPackages() []string {
 func programs() []string {
 	return []string{
 		pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
-		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion, wireGuard + "@" + wireGuardVersion,
+		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion, wireGuard + "@" +
+			wireGuardVersion,
 		istio + "@" + istioVersion,
 	}
 }

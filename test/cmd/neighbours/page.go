@@ -71,11 +71,13 @@ func (r result) verdict() verdict {
 	case len(closed) > 0 && len(r.Check) == 0:
 		return verdict{false, "blocks some Service traffic, and `nftproxy check` does not say so"}
 	case len(closed) > 0:
-		return verdict{true, "blocks some Service traffic, as it blocks direct traffic to the pods or the node: needs a setting"}
+		return verdict{true, "blocks some Service traffic, as it blocks direct traffic to the pods or the node: needs a " +
+			"setting"}
 	case r.Silences != "" && len(r.Check) == 0:
 		return verdict{false, "drops refusals, and `nftproxy check` does not say so"}
 	case r.Silences != "":
-		return verdict{true, "works, but the node's own TCP connections to Services without endpoints and to unknown ports time out in place of being refused: needs a setting" + also}
+		return verdict{true, "works, but the node's own TCP connections to Services without endpoints and to unknown ports " +
+			"time out in place of being refused: needs a setting" + also}
 	case r.Setting != "":
 		return verdict{true, "works with this setting: " + r.Setting + also}
 	}
@@ -86,11 +88,13 @@ func (r result) verdict() verdict {
 func (r result) text() string {
 	var b strings.Builder
 	for _, o := range r.Events {
-		fmt.Fprintf(&b, "  %-24s %3d flows, %3d as before; lost %d of %d, alone %d of %d\n", o.Name, o.Table.Flows, o.Table.AsBefore, o.Beside.Lost, o.Beside.Made, o.Alone.Lost, o.Alone.Made)
+		fmt.Fprintf(&b, "  %-24s %3d flows, %3d as before; lost %d of %d, alone %d of %d\n", o.Name, o.Table.Flows,
+			o.Table.AsBefore, o.Beside.Lost, o.Beside.Made, o.Alone.Lost, o.Alone.Made)
 		for _, kind := range []struct {
 			name string
 			list []string
-		}{{"closed", o.Table.Closed}, {"silent", o.Table.Silent}, {"opened", o.Table.Opened}, {"FAULT", o.Table.Faults}, {"lost", o.Lost}} {
+		}{{"closed", o.Table.Closed}, {"silent", o.Table.Silent}, {"opened", o.Table.Opened}, {"FAULT", o.Table.Faults},
+			{"lost", o.Lost}} {
 			for _, f := range kind.list {
 				fmt.Fprintf(&b, "      %s: %s\n", kind.name, f)
 			}
@@ -125,8 +129,10 @@ const notTried = `
 // untried are programs that operators ask about, and that have no run.
 func untried() []string {
 	return []string{
-		"kube-router's tunnels (`--overlay-type=full`, or nodes on several networks)", "kube-router's service proxy, which takes nftproxy's place",
-		"MetalLB's mode for BGP, and its webhook", "kube-vip", "the binary of NodeLocal DNSCache", "iptables-legacy under any of these",
+		"kube-router's tunnels (`--overlay-type=full`, or nodes on several networks)",
+		"kube-router's service proxy, which takes nftproxy's place",
+		"MetalLB's mode for BGP, and its webhook", "kube-vip", "the binary of NodeLocal DNSCache",
+		"iptables-legacy under any of these",
 	}
 }
 
@@ -160,7 +166,8 @@ func page(docs string) (string, error) {
 		return "", err
 	}
 	without = append(without, more...)
-	table := "## Programs of a node\n\n| Program | How it is set up | Versions | nftproxy beside it |\n|---|---|---|---|\n" + rows + list(notes)
+	table := "## Programs of a node\n\n| Program | How it is set up | Versions | nftproxy beside it " +
+		"|\n|---|---|---|---|\n" + rows + list(notes)
 	return head + table + clusters + fmt.Sprintf(notTried, strings.Join(without, "\n- ")), nil
 }
 

@@ -63,13 +63,16 @@ func TestJudge(t *testing.T) {
 		got[f.key()] = outcomes[i]
 	}
 	table := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"}, false)
-	if table.Flows != 7 || table.AsBefore != 2 || len(table.Faults) != 3 || len(table.Closed) != 2 || len(table.Opened) != 1 {
+	if table.Flows != 7 || table.AsBefore != 2 || len(table.Faults) != 3 || len(table.Closed) != 2 ||
+		len(table.Opened) != 1 {
 		t.Errorf("%+v", table)
 	}
-	if t2 := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"}, true); len(t2.Faults) != 2 || len(t2.Silent) != 1 {
+	if t2 := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"}, true); len(t2.Faults) != 2 ||
+		len(t2.Silent) != 1 {
 		t.Errorf("%+v", t2)
 	}
-	if !strings.Contains(strings.Join(table.Faults, " "), "masqueraded") || !strings.HasPrefix(table.Opened[0], "a to hole") {
+	if !strings.Contains(strings.Join(table.Faults, " "), "masqueraded") || !strings.HasPrefix(table.Opened[0],
+		"a to hole") {
 		t.Errorf("%+v", table)
 	}
 }
@@ -112,7 +115,8 @@ func TestWeigh(t *testing.T) {
 	}{{"reloads", 3, 0, 0}, {"reloads", 3, 1, 1}, {"another", 1, 0, 1}} {
 		none := []tally{{Made: 5}}
 		tr := trial{
-			n: n, alone: map[string]solitude{nameStart: {open: map[string]string{"way": kept}}, c.event: {load: none, settled: none}},
+			n: n, alone: map[string]solitude{nameStart: {open: map[string]string{"way": kept}},
+				c.event: {load: none, settled: none}},
 			load: &load{streams: []stream{{protocol: "tcp", like: "way"}}, tallies: map[string][]tally{
 				c.event: {{5, c.during}}, "reloads (over)": {{5, c.after}},
 			}},
@@ -124,7 +128,8 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
-// TestBroken: a connection that an event may have ended counts for that event, and one that had an answer since for what came then.
+// TestBroken: a connection that an event may have ended counts for that event, and one that had an answer since for
+// what came then.
 func TestBroken(t *testing.T) {
 	for _, c := range []struct {
 		last, now moment

@@ -12,10 +12,14 @@ const (
 func plugins() []neighbour {
 	const old = `{"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables"}`
 	one := func(name, what, main, folder, portmap, more string) neighbour {
-		config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net",%s,"isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.244.0.128/25"}],[{"subnet":"fd00:244:0:0:8::/80"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}`,
+		config := fmt.Sprintf(
+			`{"cniVersion":"1.0.0","name":"net",%s,"isGateway":true,"ipMasq":true,"ipam":{"type":"host-local",`+
+				`"ranges":[[{"subnet":"10.244.0.128/25"}],[{"subnet":"fd00:244:0:0:8::/80"}]],"routes":[{"dst":"0.0.0.0/0"},`+
+				`{"dst":"::/0"}]}}`,
 			main)
 		return neighbour{
-			name: name, what: what, packages: []string{"containernetworking-plugins", "iptables"}, prepare: image + fmt.Sprintf(pluginScripts, config, portmap, more, folder), published: published,
+			name: name, what: what, packages: []string{"containernetworking-plugins", "iptables"}, prepare: image +
+				fmt.Sprintf(pluginScripts, config, portmap, more, folder), published: published,
 			events: []event{
 				{nameStart, fmt.Sprintf("/tmp/add web %d", published)},
 				{"adds a pod", "/tmp/add other 8082"},
@@ -25,18 +29,22 @@ func plugins() []neighbour {
 			stop: event{"stops", fmt.Sprintf("/tmp/del web %d", published)},
 		}
 	}
-	modern := one("cni-nftables", "the CNI plugins bridge (with ipMasq) and portmap, nftables backend: a pod with a host port", `"type":"bridge","ipMasqBackend":"nftables"`, "/opt/"+pluginsVersion, "nftables", "")
+	modern := one("cni-nftables", "the CNI plugins bridge (with ipMasq) and portmap, nftables backend: a pod with a "+
+		"host port", `"type":"bridge","ipMasqBackend":"nftables"`, "/opt/"+pluginsVersion, "nftables", "")
 	modern.packages, modern.programs = []string{"nftables"}, []string{"CNI plugins " + pluginsVersion}
 	modern.events[0].Script += "\nnft list table ip cni_hostport\nnft list table inet cni_plugins_masquerade"
 	return []neighbour{
-		one("cni-bridge", "the CNI plugins bridge (with ipMasq), portmap and firewall, iptables backend: a pod with a host port", `"type":"bridge"`, "/usr/lib/cni", "iptables", old),
-		one("cni-ptp", "the CNI plugins ptp (with ipMasq), portmap and firewall, iptables backend: a pod with a host port", `"type":"ptp"`, "/usr/lib/cni", "iptables", old),
+		one("cni-bridge",
+			"the CNI plugins bridge (with ipMasq), portmap and firewall, iptables backend: a pod with a host port",
+			`"type":"bridge"`, "/usr/lib/cni", "iptables", old),
+		one("cni-ptp", "the CNI plugins ptp (with ipMasq), portmap and firewall, iptables backend: a pod with a host port",
+			`"type":"ptp"`, "/usr/lib/cni", "iptables", old),
 		modern,
 	}
 }
 
-// pluginScripts make the scripts add and del, which do what a container runtime does for a pod: NAME PORT. The plugins of a network are
-// called in order, each with the result of the one before.
+// pluginScripts make the scripts add and del, which do what a container runtime does for a pod: NAME PORT. The plugins
+// of a network are called in order, each with the result of the one before.
 const pluginScripts = `cat >/tmp/net.conf <<'EOF'
 %s
 EOF

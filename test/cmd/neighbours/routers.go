@@ -31,7 +31,8 @@ const behind = "behind the router"
 func routers() []neighbour {
 	const run = "/usr/lib/frr/frrinit.sh start\nuntil vtysh -c 'show bgp summary' >/dev/null; do sleep 0.1; done\n"
 	const start = run + "{ /tmp/announce >/dev/null 2>&1 & echo $! >/run/announce.pid; }\n"
-	const stop = "/usr/lib/frr/frrinit.sh stop\nkill \"$(cat /run/announce.pid)\"\nip addr flush dev lo to " + moving4 + "\nip addr flush dev lo to " + moving6 + "\n"
+	const stop = "/usr/lib/frr/frrinit.sh stop\nkill \"$(cat /run/announce.pid)\"\nip addr flush dev lo to " + moving4 +
+		"\nip addr flush dev lo to " + moving6 + "\n"
 	const reload = `sed -i '/^router bgp/a neighbor 192.168.100.2 description router' /etc/frr/frr.conf
 /usr/lib/frr/frr-reload.py --reload /etc/frr/frr.conf
 vtysh -c 'show running-config' | grep 'description router'
@@ -43,8 +44,11 @@ vtysh -c 'show running-config' | grep 'description router'
 	}
 	stays := announced(both, both, endpoints)
 	return []neighbour{{
-		name: "frr", packages: []string{"frr", "frr-pythontools"}, prepare: announcer("192.168.100.1"), moving: true, routed: true,
-		what: "FRR (BGP) on two nodes, both with nftproxy, and on the client's router, which has equal routes. An address of a load balancer with policy Local is announced while the health check node port says so, one with policy Cluster and `nftproxy.io/balance: flow` always",
+		name: "frr", packages: []string{"frr", "frr-pythontools"}, prepare: announcer("192.168.100.1"), moving: true,
+		routed: true,
+		what: "FRR (BGP) on two nodes, both with nftproxy, and on the client's router, which has equal routes. An " +
+			"address of a load balancer with policy Local is announced while the health check node port says so, one with " +
+			"policy Cluster and `nftproxy.io/balance: flow` always",
 		events: []event{
 			{nameStart, start},
 			{"the node's endpoint terminates", ""},
@@ -57,14 +61,19 @@ vtysh -c 'show running-config' | grep 'description router'
 		},
 		stop: event{"stops", stop},
 		peers: []peer{
-			{at: "outside", start: frrConfig(64500, "192.168.100.2", "", "", 64512, "192.168.100.1", "fd00:100::1", "192.168.100.3", "fd00:100::3") + run},
+			{at: "outside", start: frrConfig(64500, "192.168.100.2", "", "", 64512, "192.168.100.1", "fd00:100::1",
+				"192.168.100.3", "fd00:100::3") + run},
 			// BGP is between neighbours: packets of the other node to the router go there without the detour of world.populate.
 			{start: "ip route delete 192.168.100.2/32\nip route delete fd00:100::2/128\n" + announcer("192.168.100.3") + start},
 		},
 		notes: []string{
-			"Give a node the addresses that it announces, such as on `lo`, as the script of this run does for the first of them: then the node refuses ports that no Service has. " +
-				"Otherwise the node sends such packets back to the router by its default route, and the router sends them to the node, until their time to live ends: a packet with 64 comes to the node 31 times.",
-			"When routes change, an open connection may reach another node and ends. That is so with `balance: flow`, too, although each node chooses the same endpoint: with policy Cluster the endpoint sees another node's address, and resets the connection.",
+			"Give a node the addresses that it announces, such as on `lo`, as the script of this run does for the first of " +
+				"them: then the node refuses ports that no Service has. " +
+				"Otherwise the node sends such packets back to the router by its default route, and the router sends them to the " +
+				"node, until their time to live ends: a packet with 64 comes to the node 31 times.",
+			"When routes change, an open connection may reach another node and ends. That is so with `balance: flow`, too, " +
+				"although each node chooses the same endpoint: with policy Cluster the endpoint sees another node's address, and " +
+				"resets the connection.",
 		},
 		beside: map[string]func(context.Context, *world) error{
 			namePrepared:                               announced(two, two, endpoints),
@@ -81,8 +90,9 @@ vtysh -c 'show running-config' | grep 'description router'
 	}}
 }
 
-// announcer configures a node: a script asks the health check node port of the Service moving and gives the node its addresses, or takes them
-// away, and FRR announces those that the node has. It announces those of the Service spread always.
+// announcer configures a node: a script asks the health check node port of the Service moving and gives the node its
+// addresses, or takes them away, and FRR announces those that the node has. It announces those of the Service spread
+// always.
 func announcer(addr string) string {
 	const own = "redistribute connected route-map announced\nnetwork "
 	return frrConfig(64512, addr, own+spread4+"/32\n", own+spread6+"/128\n", 64500, "192.168.100.2", "fd00:100::2") + `cat >>/etc/frr/frr.conf <<'EOF'
@@ -113,8 +123,8 @@ chmod +x /tmp/announce
 `
 }
 
-// frrConfig writes FRR's configuration for BGP. four and six are lines for the address families, and peers the addresses of routers of
-// another system.
+// frrConfig writes FRR's configuration for BGP. four and six are lines for the address families, and peers the
+// addresses of routers of another system.
 func frrConfig(as int, id, four, six string, other int, peers ...string) string {
 	var all strings.Builder
 	for _, p := range peers {
@@ -145,8 +155,8 @@ EOF
 `, as, id, all.String(), four, six)
 }
 
-// announced waits until the router has routes to the Service moving by the nodes of one list and to the Service spread by those of another,
-// and asks for the endpoints of flows to the latter: each node has to choose the same ones.
+// announced waits until the router has routes to the Service moving by the nodes of one list and to the Service spread
+// by those of another, and asks for the endpoints of flows to the latter: each node has to choose the same ones.
 func announced(local, all []int, endpoints map[netip.AddrPort]string) func(context.Context, *world) error {
 	return func(ctx context.Context, w *world) error {
 		for addr, by := range map[string][]int{moving4: local, moving6: local, spread4: all, spread6: all} {
@@ -172,7 +182,8 @@ func (w *world) awaitRoutes(ctx context.Context, addr netip.Addr, nodes []int) e
 		want = append(want, pick(w.nodes()[n]).String())
 	}
 	err := poll(ctx, func() (bool, error) {
-		routes, err := w.net.Outside.Handle().RouteListFiltered(family, &netlink.Route{Dst: netlink.NewIPNet(addr.AsSlice())}, netlink.RT_FILTER_DST)
+		routes, err := w.net.Outside.Handle().RouteListFiltered(family, &netlink.Route{Dst: netlink.NewIPNet(addr.AsSlice())},
+			netlink.RT_FILTER_DST)
 		got = nil
 		for _, r := range routes {
 			if r.Gw != nil {
@@ -191,15 +202,16 @@ func (w *world) awaitRoutes(ctx context.Context, addr netip.Addr, nodes []int) e
 	return nil
 }
 
-// askEndpoints asks for the endpoints of the same flows to the Service spread again and again. Each of the nodes has to serve some, and no
-// other node any.
+// askEndpoints asks for the endpoints of the same flows to the Service spread again and again. Each of the nodes has to
+// serve some, and no other node any.
 func (w *world) askEndpoints(ctx context.Context, nodes []int, endpoints map[netip.AddrPort]string) error {
 	const flows, firstPort = 32, 20000
 	for i, to := range []string{spread4, spread6} {
 		by := map[netip.Addr]int{}
 		for n := range uint16(flows) {
 			from := netip.AddrPortFrom(w.behind.addrs[i], firstPort+n)
-			answer, err := w.places[behind].AskFrom(ctx, testnet.UDP, from, netip.AddrPortFrom(netip.MustParseAddr(to), 80), w.long)
+			answer, err := w.places[behind].AskFrom(ctx, testnet.UDP, from, netip.AddrPortFrom(netip.MustParseAddr(to), 80),
+				w.long)
 			if err != nil {
 				return err
 			}
@@ -227,7 +239,8 @@ type client struct {
 	addrs testnet.Addrs
 }
 
-// startRouter has the namespace outside forward packets of another client. Where it has equal routes, all packets of a flow take the same.
+// startRouter has the namespace outside forward packets of another client. Where it has equal routes, all packets of a
+// flow take the same.
 func (w *world) startRouter() error {
 	ns, err := testnet.New("behind")
 	if err != nil {
@@ -238,13 +251,15 @@ func (w *world) startRouter() error {
 	near, far := testnet.End{NS: ns, Link: "eth0"}, testnet.End{NS: w.net.Outside, Link: "behind"}
 	errs := []error{
 		testnet.Pair(near, far), w.net.Outside.Forward(),
-		w.net.Outside.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), w.net.Outside.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"),
+		w.net.Outside.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"),
+		w.net.Outside.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"),
 		os.WriteFile(filepath.Join(w.dir, "manifests", "spread.yaml"), []byte(spread), 0o644),
 	}
 	for i, text := range []string{"192.168.101.1/24", "fd00:101::1/64"} {
 		router := netip.MustParsePrefix(text)
 		everything, _ := router.Addr().Prefix(0)
-		errs = append(errs, far.NS.AddAddr(far.Link, router), ns.AddAddr(near.Link, netip.PrefixFrom(w.behind.addrs[i], router.Bits())), near.Route(everything, router.Addr()))
+		errs = append(errs, far.NS.AddAddr(far.Link, router),
+			ns.AddAddr(near.Link, netip.PrefixFrom(w.behind.addrs[i], router.Bits())), near.Route(everything, router.Addr()))
 	}
 	return errors.Join(errs...)
 }

@@ -27,8 +27,8 @@ type result struct {
 	Kernel   string
 	Date     string
 	Events   []outcome
-	// Check has what "nftproxy check" found after the start and not before, Explain the lines of "nftproxy explain" about chains of
-	// the neighbour for a flow that it closes.
+	// Check has what "nftproxy check" found after the start and not before, Explain the lines of "nftproxy explain" about
+	// chains of the neighbour for a flow that it closes.
 	Check   []string `json:",omitempty"`
 	Explain []string `json:",omitempty"`
 	Notes   []string `json:",omitempty"`
@@ -39,8 +39,8 @@ type outcome struct {
 	event
 	like  string // the event of the neighbour alone to compare with
 	Table table
-	// Alone and Beside are the load that began after the event, with the neighbour alone and beside nftproxy, on the ways that the
-	// neighbour does not close by its start.
+	// Alone and Beside are the load that began after the event, with the neighbour alone and beside nftproxy, on the ways
+	// that the neighbour does not close by its start.
 	Alone, Beside tally
 	// Lost are the ways on which Beside lost connections of a protocol of which Alone lost none.
 	Lost []string `json:",omitempty"`
@@ -74,8 +74,8 @@ type solitude struct {
 	load, settled []tally
 }
 
-// settled is the event of a load whose connections begin when an event of the neighbour is over; the event itself, unless it drops all
-// packets.
+// settled is the event of a load whose connections begin when an event of the neighbour is over; the event itself,
+// unless it drops all packets.
 func (n neighbour) settled(event string) string {
 	if slices.Contains(n.drops, event) {
 		return event + " (over)"
@@ -257,8 +257,8 @@ func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]
 	return t.result, err
 }
 
-// weigh compares the load after an event with that of the neighbour alone. What an event loses is a matter of moments, so that single
-// ways are not compared, but all ways of a protocol.
+// weigh compares the load after an event with that of the neighbour alone. What an event loses is a matter of moments,
+// so that single ways are not compared, but all ways of a protocol.
 func (t *trial) weigh(o *outcome) {
 	alone, beside := map[string]tally{}, map[string]tally{}
 	over := t.n.settled(o.Name)
@@ -308,8 +308,9 @@ func (t *trial) describe(ctx context.Context) error {
 		return err
 	}
 	t.result = result{
-		Name: t.n.name, What: t.n.what, Setting: t.n.setting, Versions: append(strings.Split(strings.TrimSpace(versions), "\n"), t.n.programs...),
-		Kernel: release, Date: time.Now().UTC().Format(time.DateOnly),
+		Name: t.n.name, What: t.n.what, Setting: t.n.setting,
+		Versions: append(strings.Split(strings.TrimSpace(versions), "\n"), t.n.programs...),
+		Kernel:   release, Date: time.Now().UTC().Format(time.DateOnly),
 	}
 	return nil
 }

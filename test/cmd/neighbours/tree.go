@@ -22,8 +22,8 @@ import (
 // suite is the release of Debian that the programs are from.
 const suite = "trixie"
 
-// makeTree installs Debian packages into a tree of their own, unless the cache has it, and returns the tree's folder. The packages'
-// scripts run in the tree, and start nothing.
+// makeTree installs Debian packages into a tree of their own, unless the cache has it, and returns the tree's folder.
+// The packages' scripts run in the tree, and start nothing.
 func makeTree(ctx context.Context, packages, programs []string) (string, error) {
 	cache, err := aptget.CacheDir("neighbours")
 	if err != nil {
@@ -42,7 +42,8 @@ func makeTree(ctx context.Context, packages, programs []string) (string, error) 
 	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(stamp)); err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, command, "--mode=root", "--variant=apt", "--quiet", `--aptopt=APT::Install-Recommends "false"`, `--aptopt=Acquire::Retries "3"`,
+	cmd := exec.CommandContext(ctx, command, "--mode=root", "--variant=apt", "--quiet",
+		`--aptopt=APT::Install-Recommends "false"`, `--aptopt=Acquire::Retries "3"`,
 		"--include="+want, suite, dir, "http://deb.debian.org/debian")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("install %s into a tree: %w: %s", want, err, bytes.TrimSpace(out))
@@ -50,7 +51,8 @@ func makeTree(ctx context.Context, packages, programs []string) (string, error) 
 	return dir, errors.Join(os.WriteFile(stamp, nil, 0o600), addPrograms(ctx, dir, programs))
 }
 
-// addPrograms builds programs in Go that Debian has in older versions only. Each goes to the folder of its version in the tree's /opt.
+// addPrograms builds programs in Go that Debian has in older versions only. Each goes to the folder of its version in
+// the tree's /opt.
 func addPrograms(ctx context.Context, dir string, programs []string) error {
 	for _, p := range programs {
 		name, version, _ := strings.Cut(path.Base(p), "@")
@@ -67,15 +69,15 @@ func addPrograms(ctx context.Context, dir string, programs []string) error {
 	return nil
 }
 
-// system is a tree at work on a node: it has namespaces of its own for files, processes and names, and the node's for the network.
-// What is written to the tree is lost with the system.
+// system is a tree at work on a node: it has namespaces of its own for files, processes and names, and the node's for
+// the network. What is written to the tree is lost with the system.
 type system struct {
 	init *child.Process
 	node *testnet.Namespace
 }
 
-// enterTree makes a changing copy of the tree the root of all files. The first process then does nothing but to take notice of
-// others that have ended.
+// enterTree makes a changing copy of the tree the root of all files. The first process then does nothing but to take
+// notice of others that have ended.
 const enterTree = `set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$WORK"
@@ -104,7 +106,8 @@ while sleep 1; do :; done
 func startSystem(ctx context.Context, node *testnet.Namespace, tree, work string) (*system, error) {
 	cmd := exec.Command("/bin/sh", "-c", enterTree)
 	cmd.Env = append(os.Environ(), "TREE="+tree, "WORK="+work)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
 	p, err := child.Start(node, cmd)
 	if err != nil {
 		return nil, err
@@ -115,8 +118,8 @@ func startSystem(ctx context.Context, node *testnet.Namespace, tree, work string
 	return &system{p, node}, nil
 }
 
-// run runs a shell script in the system. What it starts in the background stays until the system ends. Its output goes to a file, so
-// that such a process does not hold up the end.
+// run runs a shell script in the system. What it starts in the background stays until the system ends. Its output goes
+// to a file, so that such a process does not hold up the end.
 func (s *system) run(ctx context.Context, script string) (string, error) {
 	out, err := os.CreateTemp("", "neighbours-")
 	if err != nil {
@@ -124,7 +127,8 @@ func (s *system) run(ctx context.Context, script string) (string, error) {
 	}
 	defer os.Remove(out.Name())
 	defer out.Close()
-	cmd := exec.CommandContext(ctx, "nsenter", "-t", strconv.Itoa(s.init.PID()), "-m", "-p", "-u", "-i", "-r", "-w", "/bin/sh", "-ec", script)
+	cmd := exec.CommandContext(ctx, "nsenter", "-t", strconv.Itoa(s.init.PID()), "-m", "-p", "-u", "-i", "-r", "-w",
+		"/bin/sh", "-ec", script)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C"}
 	cmd.Stdout, cmd.Stderr = out, out
 	err = s.node.Run(cmd)

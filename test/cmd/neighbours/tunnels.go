@@ -12,7 +12,8 @@ client=$(printf %032d 2 | base64)
 `
 	const up = "export WG_QUICK_USERSPACE_IMPLEMENTATION=" + program + "\nwg-quick up wg0\n"
 	const down = "wg-quick down wg0\n"
-	// The client reaches pods and Services through the tunnel while these routes are there: they are narrower than those to the node.
+	// The client reaches pods and Services through the tunnel while these routes are there: they are narrower than those
+	// to the node.
 	routes := func(change string) string {
 		var b strings.Builder
 		for _, to := range []string{"10.244.0.0/17", "203.0.113.0/25", "203.0.113.128/25", "fd00:244::/57", "2001:db8::/65"} {
@@ -20,7 +21,9 @@ client=$(printf %032d 2 | base64)
 		}
 		return b.String()
 	}
-	const loses = "wg-quick first sends all packets into the tunnel and then leaves out networks that the node has routes to. Packets in between are lost, and a connection that begins there and is masqueraded keeps the tunnel's address, so that no answer comes. Connections with that address end when it goes"
+	const loses = "wg-quick first sends all packets into the tunnel and then leaves out networks that the node has " +
+		"routes to. Packets in between are lost, and a connection that begins there and is masqueraded keeps the tunnel's " +
+		"address, so that no answer comes. Connections with that address end when it goes"
 	one := func(name, what, setting, set string) neighbour {
 		return neighbour{
 			name: name, what: what, setting: setting, loses: loses,
@@ -58,11 +61,15 @@ ip link set wg0 up
 			}},
 		}
 	}
-	const accept = "nft insert rule ip wg-quick-%i preraw iifname lo accept; nft insert rule ip6 wg-quick-%i preraw iifname lo accept"
-	alone := one("wireguard", "WireGuard in user space and wg-quick: all packets to other networks go through the tunnel, by the mark 0xca6c, and the client outside asks through it", "", "")
-	alone.silences = "for each address of the tunnel it drops packets that do not come from there and have no source of the node, as resets of Services have"
+	const accept = "nft insert rule ip wg-quick-%i preraw iifname lo accept; nft insert rule ip6 wg-quick-%i preraw " +
+		"iifname lo accept"
+	alone := one("wireguard", "WireGuard in user space and wg-quick: all packets to other networks go through the "+
+		"tunnel, by the mark 0xca6c, and the client outside asks through it", "", "")
+	alone.silences = "for each address of the tunnel it drops packets that do not come from there and have no source of " +
+		"the node, as resets of Services have"
 	return []neighbour{
 		alone,
-		one("wireguard-set", "the same with a rule for packets of the node to itself", "in the file of wg-quick: `PostUp = "+accept+"`", "PostUp = "+accept+"\n"),
+		one("wireguard-set", "the same with a rule for packets of the node to itself", "in the file of wg-quick: `PostUp = "+
+			accept+"`", "PostUp = "+accept+"\n"),
 	}
 }

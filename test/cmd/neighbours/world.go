@@ -28,7 +28,8 @@ const patience = time.Minute
 type trialSetup struct {
 	// tree is the folder of makeTree, binary the path of nftproxy.
 	tree, binary string
-	// long is how long a flow may take that had no answer at once, and a connection of the load. On a busy machine it has to be more.
+	// long is how long a flow may take that had no answer at once, and a connection of the load. On a busy machine it has
+	// to be more.
 	long time.Duration
 	// attempts is how often a neighbour is tried until its verdict is good.
 	attempts int
@@ -104,7 +105,8 @@ func (w *world) populate() error {
 	if err != nil {
 		return err
 	}
-	w.places = map[string]*testnet.Namespace{"pod": pod.NS, "endpoint": near.NS, "node": w.net.Node, "outside": w.net.Outside, "other node's pod": far.NS}
+	w.places = map[string]*testnet.Namespace{"pod": pod.NS, "endpoint": near.NS, "node": w.net.Node,
+		"outside": w.net.Outside, "other node's pod": far.NS}
 	for i := range w.net.NodeAddrs {
 		for _, p := range []*testnet.Pod{near, far} {
 			for _, proto := range []string{testnet.TCP, testnet.UDP} {
@@ -118,8 +120,8 @@ func (w *world) populate() error {
 				return err
 			}
 		}
-		// The client outside knows the way to pods and to what the cluster's router announces, and the other node answers it by this
-		// one: a firewall here then sees both directions.
+		// The client outside knows the way to pods and to what the cluster's router announces, and the other node answers it
+		// by this one: a firewall here then sees both directions.
 		via, one := w.net.NodeAddrs[i], netip.PrefixFrom(w.net.OutsideAddrs[i], w.net.OutsideAddrs[i].BitLen())
 		ways := []netip.Prefix{w.net.ClusterCIDRs[i], netip.MustParsePrefix([]string{"203.0.113.0/24", "2001:db8::/64"}[i])}
 		for _, way := range ways {
@@ -144,7 +146,8 @@ func (w *world) startProxy(ctx context.Context) (err error) {
 	defer ticker.Stop()
 	for _, a := range w.net.NodeAddrs {
 		for {
-			if status, err := getHealth(ctx, w.net.Node, netip.AddrPortFrom(a, healthPort), w.long); err != nil || status == healthy {
+			if status, err := getHealth(ctx, w.net.Node, netip.AddrPortFrom(a, healthPort), w.long); err != nil ||
+				status == healthy {
 				break
 			}
 			select {
@@ -174,8 +177,10 @@ func (w *world) startOn(ctx context.Context, ns *testnet.Namespace, name string)
 	for _, c := range w.net.ClusterCIDRs {
 		cidrs = append(cidrs, c.String())
 	}
-	cmd := exec.Command(w.binary, "run", "--nftproxy-manifests="+filepath.Join(w.dir, "manifests"), "--hostname-override="+name,
-		"--cluster-cidr="+strings.Join(cidrs, ","), "--conntrack-max-per-core=0", "--nodeport-addresses=primary,localhost", "--v=2")
+	cmd := exec.Command(w.binary, "run", "--nftproxy-manifests="+filepath.Join(w.dir, "manifests"), "--hostname-override="+
+		name,
+		"--cluster-cidr="+strings.Join(cidrs, ","), "--conntrack-max-per-core=0", "--nodeport-addresses=primary,localhost",
+		"--v=2")
 	p, err := child.Start(ns, cmd)
 	if err != nil {
 		return nil, err

@@ -14,8 +14,8 @@ import (
 	"nftproxy/test/lib/controlplane"
 )
 
-// addition is a DaemonSet that a cluster has beside its service proxy: the pods' network, an engine that enforces NetworkPolicies,
-// both in one, or an announcer of load balancers.
+// addition is a DaemonSet that a cluster has beside its service proxy: the pods' network, an engine that enforces
+// NetworkPolicies, both in one, or an announcer of load balancers.
 type addition struct {
 	// daemonSet is its namespace and name, and deployment that of its other part, if it has one.
 	daemonSet, deployment string
@@ -61,8 +61,10 @@ func additions(ctx context.Context, o upOptions) ([]addition, error) {
 
 // whatItHas asks the API server what the cluster has: the manifests label their DaemonSets.
 func whatItHas(ctx context.Context, dir string) (has suiteAdditions, err error) {
-	for selector, found := range map[string]*bool{"network-policies=true": &has.policies, "app=metallb,component=speaker": &has.announcer} {
-		cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "get", "daemonset", "--all-namespaces", "--output=name", "--selector=" + selector})
+	for selector, found := range map[string]*bool{"network-policies=true": &has.policies,
+		"app=metallb,component=speaker": &has.announcer} {
+		cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "get", "daemonset", "--all-namespaces", "--output=name",
+			"--selector=" + selector})
 		if err != nil {
 			return has, err
 		}

@@ -24,11 +24,13 @@ var metalLBPool string
 // metalLBRepository is that of its images, without the names of the programs.
 const metalLBRepository = "quay.io/metallb/"
 
-// metalLBAddition is MetalLB in layer 2: its own manifest, from the module whose version is pinned, with images that are made here and
-// without its webhook. That checks MetalLB's own objects only, and the API server, which is no pod and on no node, reaches no cluster IP.
+// metalLBAddition is MetalLB in layer 2: its own manifest, from the module whose version is pinned, with images that
+// are made here and without its webhook. That checks MetalLB's own objects only, and the API server, which is no pod
+// and on no node, reaches no cluster IP.
 func metalLBAddition(ctx context.Context) (addition, error) {
 	a := addition{daemonSet: "metallb-system/speaker", deployment: "metallb-system/controller"}
-	cmd := exec.CommandContext(ctx, "go", "-C", filepath.Join("hack", metalLB), "list", "-m", "-f", "{{.Dir}} {{.Version}}", "go.universe.tf/metallb")
+	cmd := exec.CommandContext(ctx, "go", "-C", filepath.Join("hack", metalLB), "list", "-m", "-f",
+		"{{.Dir}} {{.Version}}", "go.universe.tf/metallb")
 	out, err := cmd.Output()
 	if err != nil {
 		return a, fmt.Errorf("find the module of MetalLB: %s: %w", cmd, err)
@@ -43,7 +45,8 @@ func metalLBAddition(ctx context.Context) (addition, error) {
 		return a, fmt.Errorf("the manifest of MetalLB %s ends with no webhook", version)
 	}
 	edits := []string{
-		"--log-level=info\n        env:\n        - name: METALLB_POD_NAME\n", "--log-level=info\n        - --webhook-mode=disabled\n        env:\n        - name: METALLB_POD_NAME\n",
+		"--log-level=info\n        env:\n        - name: METALLB_POD_NAME\n",
+		"--log-level=info\n        - --webhook-mode=disabled\n        env:\n        - name: METALLB_POD_NAME\n",
 	}
 	for _, part := range []string{"controller", "speaker"} {
 		// A tag of no release: it is made here.

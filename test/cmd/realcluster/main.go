@@ -79,17 +79,20 @@ func newCommand() *cobra.Command {
 	options.register(up)
 	options.register(serve)
 	execute := &cobra.Command{
-		Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator", Args: cobra.MinimumNArgs(1),
+		Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
 	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir), newNodeLossCommand(dir), newMoveCommand(dir),
 		&cobra.Command{
-			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
+			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails",
+			Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
 		},
 		&cobra.Command{
-			Use: "migrate", Short: "Go from kube-proxy to nftproxy and back, on a cluster of up --proxy kube-proxy, by the steps of docs/migrate.md", Args: cobra.NoArgs,
+			Use: "migrate", Short: "Go from kube-proxy to nftproxy and back, on a cluster of up --proxy kube-proxy, by the " +
+				"steps of docs/migrate.md", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/migrate", os.Stdout) },
 		},
 		&cobra.Command{
@@ -126,16 +129,21 @@ func (o *upOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&o.suite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
 	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
 	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
-	f.StringVar(&o.network, "cni", "", "`network` of the pods in place of the cluster's own: "+strings.Join(networkNames()[1:], ", "))
-	f.StringVar(&o.policies, "policies", "", "run a network policy `engine` on each node: "+strings.Join(policyEngines()[1:], ", ")+"; the first without a value")
+	f.StringVar(&o.network, "cni", "", "`network` of the pods in place of the cluster's own: "+
+		strings.Join(networkNames()[1:], ", "))
+	f.StringVar(&o.policies, "policies", "", "run a network policy `engine` on each node: "+
+		strings.Join(policyEngines()[1:], ", ")+"; the first without a value")
 	f.Lookup("policies").NoOptDefVal = netpol
-	f.StringVar(&o.announcer, "announcer", "", "run a `program` that gives load balancers their addresses and announces them: "+strings.Join(announcers()[1:], ", "))
-	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
+	f.StringVar(&o.announcer, "announcer", "",
+		"run a `program` that gives load balancers their addresses and announces them: "+strings.Join(announcers()[1:], ", "))
+	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as "+
+		"--controller-flag=--leader-elect=false; repeat it for several")
 }
 
 // flags are the options as arguments of serve.
 func (o *upOptions) flags() []string {
-	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network, "--policies=" + o.policies, "--announcer=" + o.announcer}
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode,
+		"--cni=" + o.network, "--policies=" + o.policies, "--announcer=" + o.announcer}
 	for _, f := range o.controllerFlags {
 		flags = append(flags, "--controller-flag="+f)
 	}
@@ -146,13 +154,15 @@ func (o *upOptions) flags() []string {
 func newOutageCommand(dir *string) *cobra.Command {
 	var o workload.OutageOptions
 	cmd := &cobra.Command{
-		Use: "outage", Short: "Take the API server away for a while, under load, and name the cause of each failed request", Args: cobra.NoArgs,
+		Use: "outage", Short: "Take the API server away for a while, under load, and name the cause of each failed request",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd.Context(), *dir, outagePath(o), os.Stdout)
 		},
 	}
 	cmd.Flags().DurationVar(&o.Away, "away", 30*time.Second, "`time` until the API server is started again")
-	cmd.Flags().BoolVar(&o.Cut, "cut", false, "cut the API server off from the nodes in place of killing it: the controllers go on using it")
+	cmd.Flags().BoolVar(&o.Cut, "cut", false, "cut the API server off from the nodes in place of killing it: the "+
+		"controllers go on using it")
 	cmd.Flags().DurationVar(&o.After, "after", 90*time.Second, "`time` under load after its return")
 	return cmd
 }
@@ -161,14 +171,17 @@ func newOutageCommand(dir *string) *cobra.Command {
 func newNodeLossCommand(dir *string) *cobra.Command {
 	var o workload.NodeLossOptions
 	cmd := &cobra.Command{
-		Use: "node-loss", Short: "Take its network from a node under load, and count the slow and failed requests of each second (CSV)", Args: cobra.NoArgs,
+		Use: "node-loss", Short: "Take its network from a node under load, and count the slow and failed requests of each " +
+			"second (CSV)", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd.Context(), *dir, nodeLossPath(o), os.Stdout)
 		},
 	}
-	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as for kube-proxy")
+	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as "+
+		"for kube-proxy")
 	cmd.Flags().IntVar(&o.Rate, "rate", 200, "`number` of new connections a second, half of them to each of two Services")
-	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each Service that keep their connection, with a request a second each")
+	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each Service that keep their connection, with a "+
+		"request a second each")
 	cmd.Flags().DurationVar(&o.Away, "away", 90*time.Second, "`time` until the node has its network again")
 	return cmd
 }
@@ -177,16 +190,20 @@ func newNodeLossCommand(dir *string) *cobra.Command {
 func newMoveCommand(dir *string) *cobra.Command {
 	var o workload.MoveOptions
 	cmd := &cobra.Command{
-		Use: "move-address", Short: "Have the address of a load balancer move to another node under load, on a cluster of up --announcer, and count as node-loss does", Args: cobra.NoArgs,
+		Use: "move-address", Short: "Have the address of a load balancer move to another node under load, on a cluster of " +
+			"up --announcer, and count as node-loss does", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd.Context(), *dir, movePath(o), os.Stdout)
 		},
 	}
 	cmd.Flags().StringVar(&o.Policy, "policy", "Cluster", "externalTrafficPolicy of the Service, Cluster or Local")
-	cmd.Flags().StringVar(&o.Lose, "lose", workload.Losses()[0], "`what` the node loses that announces the address: "+strings.Join(workload.Losses(), ", "))
-	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as for kube-proxy")
+	cmd.Flags().StringVar(&o.Lose, "lose", workload.Losses()[0], "`what` the node loses that announces the address: "+
+		strings.Join(workload.Losses(), ", "))
+	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as "+
+		"for kube-proxy")
 	cmd.Flags().IntVar(&o.Rate, "rate", 200, "`number` of new connections a second, half of them by each family")
-	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each family that keep their connection, with a request a second each")
+	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each family that keep their connection, with a "+
+		"request a second each")
 	cmd.Flags().DurationVar(&o.Away, "away", 60*time.Second, "`time` under load after the loss")
 	return cmd
 }

@@ -25,7 +25,8 @@ func netpolAddition() addition {
 	ranges := cluster.PodCIDRs()
 	return addition{
 		daemonSet: "kube-system/" + netpol,
-		manifest:  strings.NewReplacer("IMAGE", netpolImage, "NET4", ranges[0].String(), "NET6", ranges[1].String()).Replace(netpolManifest),
+		manifest: strings.NewReplacer("IMAGE", netpolImage, "NET4", ranges[0].String(), "NET6",
+			ranges[1].String()).Replace(netpolManifest),
 		programs: []program{{
 			image: netpolImage, tool: netpol, path: "bin/netpol",
 			applets: []string{"sh", "grep", "sleep", "test", "touch"},

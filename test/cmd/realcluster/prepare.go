@@ -26,7 +26,8 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "coredns", "agnhost"} {
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl",
+		"coredns", "agnhost"} {
 		if _, err := controlplane.Tool(ctx, name); err != nil {
 			return err
 		}
@@ -81,10 +82,11 @@ func images(software cluster.Software) []archive {
 			Files: map[string]string{"coredns": tool("coredns")}, Entrypoint: []string{"/coredns"},
 		}},
 		{"agnhost.tar", cluster.Image{
-			Names:      []string{"registry.k8s.io/e2e-test-images/agnhost:cluster"},
-			Dirs:       []string{"tmp"},
-			Files:      map[string]string{"agnhost": tool("agnhost"), "bin/busybox": software.Busybox()},
-			Links:      map[string]string{"bin/sh": "busybox", "bin/wget": "busybox", "bin/nc": "busybox", "bin/nslookup": "busybox"},
+			Names: []string{"registry.k8s.io/e2e-test-images/agnhost:cluster"},
+			Dirs:  []string{"tmp"},
+			Files: map[string]string{"agnhost": tool("agnhost"), "bin/busybox": software.Busybox()},
+			Links: map[string]string{"bin/sh": "busybox", "bin/wget": "busybox", "bin/nc": "busybox",
+				"bin/nslookup": "busybox"},
 			Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"},
 		}},
 	}
@@ -131,7 +133,8 @@ func clusterConfig(ctx context.Context, dir string, o upOptions) (cluster.Config
 	}
 	return cluster.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, Network: networkOf(o.network), Policies: policies, DaemonSets: others, Deployments: deployments, Settings: settings, Manifests: manifests, ControllerFlags: o.controllerFlags,
+		Proxy: o.proxy.name, Network: networkOf(o.network), Policies: policies, DaemonSets: others, Deployments: deployments,
+		Settings: settings, Manifests: manifests, ControllerFlags: o.controllerFlags,
 		Software: cluster.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

@@ -40,7 +40,8 @@ func (p proxyChoice) manifests(ctx context.Context, api netip.AddrPort) ([]strin
 	for _, r := range cluster.PodCIDRs() {
 		ranges = append(ranges, r.String())
 	}
-	edits := strings.NewReplacer("SERVER", "https://"+api.String(), "CLUSTER_CIDR", strings.Join(ranges, ","), "MODE", p.mode)
+	edits := strings.NewReplacer("SERVER", "https://"+api.String(), "CLUSTER_CIDR", strings.Join(ranges, ","), "MODE",
+		p.mode)
 	config := edits.Replace(kubeProxyConfig)
 	if p.name == kubeProxy {
 		return []string{config, strings.ReplaceAll(kubeProxyManifest, "IMAGE", kubeProxyImage)}, nil
@@ -66,5 +67,6 @@ const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
 // writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
 // that it runs.
 func writeKubeProxyImage(ctx context.Context, software cluster.Software, dir string) error {
-	return program{image: kubeProxyImage, tool: "kube-proxy", path: "usr/local/bin/kube-proxy"}.writeImage(ctx, software, dir)
+	return program{image: kubeProxyImage, tool: "kube-proxy", path: "usr/local/bin/kube-proxy"}.writeImage(ctx, software,
+		dir)
 }

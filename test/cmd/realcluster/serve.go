@@ -128,7 +128,8 @@ func handler(c *cluster.Cluster, stop func()) http.Handler {
 
 // outagePath is a request for an outage; outageOptions reads it.
 func outagePath(o workload.OutageOptions) string {
-	return "/outage?" + url.Values{"away": {o.Away.String()}, "after": {o.After.String()}, "cut": {strconv.FormatBool(o.Cut)}}.Encode()
+	return "/outage?" + url.Values{"away": {o.Away.String()}, "after": {o.After.String()},
+		"cut": {strconv.FormatBool(o.Cut)}}.Encode()
 }
 
 func outageOptions(q url.Values) (o workload.OutageOptions, err error) {
@@ -141,7 +142,8 @@ func outageOptions(q url.Values) (o workload.OutageOptions, err error) {
 
 // nodeLossPath is a request for the loss of a node; nodeLossOptions reads it.
 func nodeLossPath(o workload.NodeLossOptions) string {
-	return "/node-loss?" + url.Values{"eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)}, "away": {o.Away.String()}}.Encode()
+	return "/node-loss?" + url.Values{"eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)},
+		"away": {o.Away.String()}}.Encode()
 }
 
 func nodeLossOptions(q url.Values) (o workload.NodeLossOptions, err error) {
@@ -155,7 +157,8 @@ func nodeLossOptions(q url.Values) (o workload.NodeLossOptions, err error) {
 
 // movePath is a request for the move of an address; moveOptions reads it.
 func movePath(o workload.MoveOptions) string {
-	return "/move-address?" + url.Values{"policy": {o.Policy}, "lose": {o.Lose}, "eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)}, "away": {o.Away.String()}}.Encode()
+	return "/move-address?" + url.Values{"policy": {o.Policy}, "lose": {o.Lose}, "eject": {o.Eject},
+		"rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)}, "away": {o.Away.String()}}.Encode()
 }
 
 func moveOptions(q url.Values) (o workload.MoveOptions, err error) {

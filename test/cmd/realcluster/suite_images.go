@@ -95,7 +95,8 @@ func provideSuite(ctx context.Context, software cluster.Software, images string)
 		}),
 		write("iptables", cluster.Image{
 			Names: names(iptablesRepository), Tree: netfilter, Links: applets,
-			Files: map[string]string{"bin/busybox": software.Busybox()}, Cmd: []string{"sh"}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+			Files: map[string]string{"bin/busybox": software.Busybox()}, Cmd: []string{"sh"},
+			Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
 		}),
 	)
 }
@@ -104,7 +105,8 @@ func provideSuite(ctx context.Context, software cluster.Software, images string)
 // distribution: the program, CoreDNS, the certificate of its server porter, and the
 // image pause:testing, which its registry serves and which is written into a folder.
 func agnhostFiles(ctx context.Context, software cluster.Software, registry string) (map[string]string, error) {
-	out, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(software.Tools, ".."), "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
+	out, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(software.Tools, ".."), "list", "-m", "-f", "{{.Dir}}",
+		"k8s.io/kubernetes").Output()
 	if err != nil {
 		return nil, fmt.Errorf("find the module k8s.io/kubernetes: %w", err)
 	}

@@ -121,7 +121,8 @@ func (r results) text() string {
 		skipped += n
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d tests passed, %d failed, %d skipped, in %v\n", sig, r.passed, len(r.failed), skipped, r.took.Round(time.Second))
+	fmt.Fprintf(&b, "%s: %d tests passed, %d failed, %d skipped, in %v\n", sig, r.passed, len(r.failed), skipped,
+		r.took.Round(time.Second))
 	section := func(title string, lines []string) {
 		if len(lines) > 0 {
 			fmt.Fprintf(&b, "%s:\n", title)

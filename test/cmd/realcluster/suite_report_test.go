@@ -46,10 +46,12 @@ func TestOmissions(t *testing.T) {
 	if got := omitted("a test", []string{sig, "Slow", "Feature:IPv6DualStack"}, suiteAdditions{}); got != "" {
 		t.Errorf("tests of dual-stack are left out: %s", got)
 	}
-	if got := omitted("a test", []string{sig, "Feature:NetworkPolicy"}, suiteAdditions{policies: true}); got != "" || strings.Contains(labelFilter(suiteAdditions{policies: true}), "NetworkPolicy") {
+	if got := omitted("a test", []string{sig, "Feature:NetworkPolicy"}, suiteAdditions{policies: true}); got != "" ||
+		strings.Contains(labelFilter(suiteAdditions{policies: true}), "NetworkPolicy") {
 		t.Errorf("tests of NetworkPolicies are left out where they are enforced: %s", got)
 	}
-	if got := omitted("a test", []string{sig, "Feature:LoadBalancer"}, suiteAdditions{announcer: true}); got != "" || strings.Contains(labelFilter(suiteAdditions{announcer: true}), "LoadBalancer") {
+	if got := omitted("a test", []string{sig, "Feature:LoadBalancer"}, suiteAdditions{announcer: true}); got != "" ||
+		strings.Contains(labelFilter(suiteAdditions{announcer: true}), "LoadBalancer") {
 		t.Errorf("tests of load balancers are left out where there are some: %s", got)
 	}
 }

@@ -16,8 +16,8 @@ const loadBalancerFeature = "LoadBalancer"
 
 // suiteAdditions are what the cluster has beside the service proxy.
 type suiteAdditions struct {
-	// policies says that it enforces NetworkPolicies, and announcer that a program gives load balancers their addresses and
-	// announces each of them from one node.
+	// policies says that it enforces NetworkPolicies, and announcer that a program gives load balancers their addresses
+	// and announces each of them from one node.
 	policies, announcer bool
 }
 
@@ -36,12 +36,15 @@ type omission struct {
 // itself, and the report has its words.
 func omissions(has suiteAdditions) []omission {
 	all := []omission{
-		{feature: loadBalancerFeature, because: "the cluster has no program that makes load balancers; up --announcer starts one"},
+		{feature: loadBalancerFeature, because: "the cluster has no program that makes load balancers; up --announcer " +
+			"starts one"},
 		{feature: "Networking-IPv4", because: "the pods reach no internet"},
 		{feature: "Networking-IPv6", because: "the pods reach no internet"},
 		{feature: "Networking-DNS", because: "the pods reach no internet"},
-		{name: "should forward PTR records lookup to upstream nameserver", because: "it asks the internet for the name of 8.8.8.8"},
-		{feature: policyFeature, because: "the cluster has no engine that enforces NetworkPolicies; up --policies starts one"},
+		{name: "should forward PTR records lookup to upstream nameserver",
+			because: "it asks the internet for the name of 8.8.8.8"},
+		{feature: policyFeature,
+			because: "the cluster has no engine that enforces NetworkPolicies; up --policies starts one"},
 		{feature: "SCTPConnectivity", because: "many kernels have no module sctp, such as those of CI"},
 		{feature: "KubeProxyNFAcct", because: "it reads counters that kube-proxy's iptables mode makes"},
 		{feature: "Networking-Performance", because: "it measures throughput, and no figure of it can fail"},
@@ -53,12 +56,16 @@ func omissions(has suiteAdditions) []omission {
 	}
 	if has.announcer {
 		all = slices.DeleteFunc(all, func(o omission) bool { return o.feature == loadBalancerFeature })
-		const oneNode = "it wants several nodes to have the address, or several endpoints on one node: in layer 2 one node has it"
+		const oneNode = "it wants several nodes to have the address, or several endpoints on one node: in layer 2 one " +
+			"node has it"
 		all = append(all,
-			omission{name: "should handle load balancer cleanup finalizer for service", because: "the finalizer is that of Kubernetes' controller for clouds; an announcer sets none"},
+			omission{name: "should handle load balancer cleanup finalizer for service", because: "the finalizer is that of " +
+				"Kubernetes' controller for clouds; an announcer sets none"},
 			omission{name: "should target all nodes with endpoints", because: oneNode},
-			omission{name: "should only target nodes with endpoints", because: "it asks a health check node port at both addresses of a node, and its Service has one family: kube-proxy, too, answers in that family only"},
-			omission{name: "should be able to switch session affinity for LoadBalancer service with Local traffic policy", because: oneNode},
+			omission{name: "should only target nodes with endpoints", because: "it asks a health check node port at both " +
+				"addresses of a node, and its Service has one family: kube-proxy, too, answers in that family only"},
+			omission{name: "should be able to switch session affinity for LoadBalancer service with Local traffic policy",
+				because: oneNode},
 		)
 	}
 	return all

@@ -61,7 +61,8 @@ func specified(e script.Event) *corev1.Service {
 		spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
 	}
 	for _, protocol := range e.List("protocols") {
-		p := corev1.ServicePort{Name: protocol, Protocol: corev1.ProtocolTCP, Port: tcpPort, TargetPort: intstr.FromInt32(int32(target))}
+		p := corev1.ServicePort{Name: protocol, Protocol: corev1.ProtocolTCP, Port: tcpPort,
+			TargetPort: intstr.FromInt32(int32(target))}
 		if protocol == testnet.UDP {
 			p.Protocol, p.Port = corev1.ProtocolUDP, udpPort
 		}
@@ -81,15 +82,18 @@ func specified(e script.Event) *corev1.Service {
 	}
 	if seconds := e.Int("affinity"); seconds > 0 {
 		spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(seconds))}}
+		spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(
+			int32(seconds))}}
 	}
 	if n := e.Get("external-ip"); n != "" {
 		spec.ExternalIPs = []string{"198.51.100." + n}
 	}
 	made := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
 	for word, key := range map[string]string{
-		"failover": failoverKey, "departed": departedKey, "ranges": service.OptionPrefix + "port-ranges", "slow-start": service.OptionPrefix + "slow-start",
-		"udp-timeouts": service.OptionPrefix + service.UDPTimeoutsKey, "tcp-timeout": service.OptionPrefix + service.TCPTimeoutKey,
+		"failover": failoverKey, "departed": departedKey, "ranges": service.OptionPrefix + "port-ranges",
+		"slow-start":   service.OptionPrefix + "slow-start",
+		"udp-timeouts": service.OptionPrefix + service.UDPTimeoutsKey, "tcp-timeout": service.OptionPrefix +
+			service.TCPTimeoutKey,
 	} {
 		if value := e.Get(word); value != "" {
 			metav1.SetMetaDataAnnotation(&made.ObjectMeta, key, value)
@@ -213,7 +217,8 @@ func (w *world) slice(service *corev1.Service, pods []string, family ip.Family) 
 		if p == testnet.UDP {
 			protocol = corev1.ProtocolUDP
 		}
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To(p), Protocol: &protocol, Port: ptr.To(service.Spec.Ports[0].TargetPort.IntVal)})
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To(p), Protocol: &protocol,
+			Port: ptr.To(service.Spec.Ports[0].TargetPort.IntVal)})
 	}
 	for _, word := range pods {
 		if e, ok := w.endpoint(word, family); ok {

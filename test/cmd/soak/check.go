@@ -52,8 +52,10 @@ func (w *world) settle() error {
 		return err
 	}
 	if w.opts.verbose {
-		fmt.Fprintf(w.out, "%s settled: tables after %v, open flows after %v more, clients after %v more\n", now.Format("15:04:05.000"),
-			settled.Sub(began).Round(time.Millisecond), now.Sub(settled).Round(time.Millisecond), time.Since(now).Round(time.Millisecond))
+		fmt.Fprintf(w.out, "%s settled: tables after %v, open flows after %v more, clients after %v more\n",
+			now.Format("15:04:05.000"),
+			settled.Sub(began).Round(time.Millisecond), now.Sub(settled).Round(time.Millisecond),
+			time.Since(now).Round(time.Millisecond))
 	}
 	w.count.observe(w.proxy.PID())
 	return errors.Join(w.alive(), w.othersStay())
@@ -71,7 +73,8 @@ func (w *world) awaitTables(began time.Time) error {
 			return w.ctx.Err()
 		}
 		if time.Since(began) > patience {
-			return failed("after %v the tables still differ from what the API server holds (error: %v):\n%s", patience, err, differences)
+			return failed("after %v the tables still differ from what the API server holds (error: %v):\n%s", patience, err,
+				differences)
 		}
 		if err := w.alive(); err != nil {
 			return err
@@ -87,8 +90,8 @@ func (w *world) awaitTables(began time.Time) error {
 	}
 }
 
-// differences compares the tables with a fresh compile, and then looks for clients that are remembered for an endpoint that
-// their Service no longer uses: the rules send them there until the sweep after the transaction.
+// differences compares the tables with a fresh compile, and then looks for clients that are remembered for an endpoint
+// that their Service no longer uses: the rules send them there until the sweep after the transaction.
 func (w *world) differences() (string, error) {
 	if w.apiUp {
 		if err := w.list(); err != nil {
@@ -123,7 +126,8 @@ func (w *world) remembered(want *nft.Program) (string, error) {
 			return "", err
 		}
 		if i := slices.IndexFunc(entries, func(e kernel.Entry) bool { return !m.Keep(e.Key, e.Data) }); i >= 0 {
-			fmt.Fprintf(&text, "%s remembers client %s for an endpoint that has gone\n", m.Name.Map, m.Set.Key.Format(m.Name.Family, entries[i].Key))
+			fmt.Fprintf(&text, "%s remembers client %s for an endpoint that has gone\n", m.Name.Map,
+				m.Set.Key.Format(m.Name.Family, entries[i].Key))
 		}
 	}
 	return text.String(), nil

@@ -121,12 +121,15 @@ func (c *counts) String() string {
 		total += n
 	}
 	fmt.Fprintf(&b, "%d events in %v: %s\n", total, time.Since(c.began).Round(time.Second), list(c.events))
-	fmt.Fprintf(&b, "the tables were compared with a fresh compile and equal %d times; from the last event of a round: %s\n", len(c.settles), spread(c.settles))
+	fmt.Fprintf(&b,
+		"the tables were compared with a fresh compile and equal %d times; from the last event of a round: %s\n",
+		len(c.settles), spread(c.settles))
 	fmt.Fprintf(&b, "open flows had followed %d times; from the tables on: %s\n", len(c.follows), spread(c.follows))
 	for _, what := range slices.Sorted(maps.Keys(c.seen)) {
 		fmt.Fprintf(&b, "%9d %s\n", c.seen[what], what)
 	}
-	fmt.Fprintf(&b, "the process at most: %d MB in memory, %d threads, %d open files\n", c.most["VmRSS:"]/1024, c.most["Threads:"], c.most["open files"])
+	fmt.Fprintf(&b, "the process at most: %d MB in memory, %d threads, %d open files\n", c.most["VmRSS:"]/1024,
+		c.most["Threads:"], c.most["open files"])
 	return b.String()
 }
 

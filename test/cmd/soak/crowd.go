@@ -45,16 +45,19 @@ func (w *world) addToCrowd(ctx context.Context, name string, endpoints int) erro
 	port := corev1.ServicePort{Name: "p", Protocol: corev1.ProtocolTCP, Port: tcpPort}
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.ServiceSpec{IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyRequireDualStack), Ports: []corev1.ServicePort{port}},
+		Spec: corev1.ServiceSpec{IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyRequireDualStack),
+			Ports: []corev1.ServicePort{port}},
 	}
 	if _, err := w.plane.Client.CoreV1().Services(crowd).Create(ctx, s, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	// The slices of a deleted Service stay, so this one may be there already.
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "soak.nftproxy"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name,
+			discoveryv1.LabelManagedBy: "soak.nftproxy"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8080))}},
+		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Protocol: ptr.To(corev1.ProtocolTCP),
+			Port: ptr.To(int32(8080))}},
 	}
 	for i := range endpoints {
 		address := w.Pod(script.Pods()[i]).Addrs.V4().String()

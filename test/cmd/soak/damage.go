@@ -32,7 +32,8 @@ func (w *world) damaging(cause string, do func() error) error {
 		return nil
 	case errors.Is(err, unix.EPERM) || strings.Contains(err.Error(), "not permitted"):
 		w.count.add("refused by the kernel, for the tables have an owner: " + cause)
-	case errors.Is(err, errNothingThere) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) || strings.Contains(err.Error(), "No such file"),
+	case errors.Is(err, errNothingThere) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) ||
+		strings.Contains(err.Error(), "No such file"),
 		// nft before 1.1 does not know the flag "persist", and the kernel (6.9 and newer) lets nobody
 		// take it from a table whose owner has ended: here, one whose next owner is only starting.
 		strings.Contains(err.Error(), "Operation not supported"):
@@ -84,7 +85,8 @@ func (w *world) tamper(e script.Event) error {
 		case script.Dormant:
 			return w.nft.Load(w.Node, fmt.Sprintf("add table %s { flags dormant; }\n", id))
 		case script.AddChain:
-			return w.nft.Load(w.Node, fmt.Sprintf("add chain %s stranger%d { type filter hook forward priority %d; }\n", id, rng.IntN(3), rng.IntN(50)))
+			return w.nft.Load(w.Node, fmt.Sprintf("add chain %s stranger%d { type filter hook forward priority %d; }\n", id,
+				rng.IntN(3), rng.IntN(50)))
 		}
 		have, err := w.tables()
 		if err != nil {
@@ -203,8 +205,10 @@ func (w *world) other(e script.Event) error {
 	for range 1 + rng.IntN(20) {
 		elements = append(elements, fmt.Sprint(1+rng.IntN(60000)))
 	}
-	text := fmt.Sprintf("add table %[1]s\ndelete table %[1]s\ntable %[1]s {\nset ports { type inet_service; elements = { %[2]s }; }\n"+
-		"chain seen { type filter hook forward priority %[3]d; tcp dport @ports accept; }\n}\n", table, strings.Join(elements, ", "), rng.IntN(40))
+	text := fmt.Sprintf("add table %[1]s\ndelete table %[1]s\ntable %[1]s {\nset ports { type inet_service; elements = "+
+		"{ %[2]s }; }\n"+
+		"chain seen { type filter hook forward priority %[3]d; tcp dport @ports accept; }\n}\n", table,
+		strings.Join(elements, ", "), rng.IntN(40))
 	if err := w.nft.Load(w.Node, text); err != nil {
 		return err
 	}

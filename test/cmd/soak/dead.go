@@ -16,8 +16,8 @@ import (
 // silentPod is why something was lost while a pod answered nobody.
 const silentPod = "a pod whose TCP answers got lost"
 
-// cutOff lets nobody hear of a pod's TCP servers any more. With left-out=yes it waits until the proxy leaves the pod out, or
-// fails. One pod at a time is cut off.
+// cutOff lets nobody hear of a pod's TCP servers any more. With left-out=yes it waits until the proxy leaves the pod
+// out, or fails. One pod at a time is cut off.
 func (w *world) cutOff(e script.Event) error {
 	pod := w.Pod(e.Get("pod"))
 	if pod == nil || len(w.repairs) > 0 {
@@ -64,8 +64,8 @@ func (w *world) repair() error {
 	return nil
 }
 
-// silentStill says after a settle that clients still lose something by a pod that answers nobody, or did so until a moment ago: the
-// proxy may leave it out for the lack of an answer then.
+// silentStill says after a settle that clients still lose something by a pod that answers nobody, or did so until a
+// moment ago: the proxy may leave it out for the lack of an answer then.
 func (w *world) silentStill(now time.Time) {
 	const aftermath = 30 * time.Second
 	if len(w.repairs) > 0 || now.Sub(w.repaired) < aftermath {

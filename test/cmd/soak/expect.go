@@ -56,8 +56,10 @@ func (w *world) expectations(o objects) map[outcome.Question]outcome.Expectation
 					node = w.NodeAddrs.V6()
 				}
 				cluster := netip.AddrPortFrom(clusterIP(n, family), port)
-				all[outcome.Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol, fromPod)
-				all[outcome.Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol, fromNode)
+				all[outcome.Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol,
+					fromPod)
+				all[outcome.Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol,
+					fromNode)
 				at := netip.AddrPortFrom(node, nodePort(n, protocol))
 				all[outcome.Question{Client: fromOutside, Protocol: protocol, To: at}] = w.ofNodePort(o, at, protocol)
 			}
@@ -75,7 +77,8 @@ func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client strin
 		if port == nil {
 			return refusal(protocol)
 		}
-		local := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+		local := s.Spec.InternalTrafficPolicy != nil &&
+			*s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 		e := w.ofEndpoints(o, s, port, ip.Of(to.Addr()), local)
 		if client == fromPod {
 			e.Source = outcome.Kept
@@ -133,7 +136,8 @@ func refusal(protocol string) outcome.Expectation {
 
 // ofEndpoints is the fate of connections to a Service port of one family. With local, only
 // endpoints on the node get some.
-func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, family ip.Family, local bool) outcome.Expectation {
+func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, family ip.Family,
+	local bool) outcome.Expectation {
 	protocol := strings.ToLower(string(port.Protocol))
 	e := outcome.Expectation{Local: local, Service: s.Name, Departed: s.Annotations[departedKey]}
 	var ready, terminating []string

@@ -37,7 +37,8 @@ func lifetime() time.Duration { return time.Second + rand.N(90*time.Second) }
 func (f *flow) String() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return fmt.Sprintf("%v: %v at %s; want %v", f.question, f.answer, f.asked.Format("15:04:05.000"), f.t.w.book.Now(f.question))
+	return fmt.Sprintf("%v: %v at %s; want %v", f.question, f.answer, f.asked.Format("15:04:05.000"),
+		f.t.w.book.Now(f.question))
 }
 
 // followed says whether the flow has had an answer since that is right by now. TCP does not
@@ -112,7 +113,8 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			unanswered = sent
 		}
 		a.Open, a.Was = n > 0, was
-		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest && !f.t.silent(q, served, now) {
+		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest &&
+			!f.t.silent(q, served, now) {
 			// Late, or lost in the moment between two programs.
 			f.t.w.count.add("datagrams of open flows sent again")
 			continue
@@ -173,7 +175,8 @@ func (f *flow) stayTCP(ctx context.Context, q outcome.Question) {
 		asked := f.t.w.book.MayCut(q, pod, last, now, f.t.w.choice.Get("clean-established") == "yes")
 		switch {
 		case asked:
-			f.t.w.count.add("open TCP connections to removed endpoints reset, as the Service or --nftproxy-conntrack-clean-established asks")
+			f.t.w.count.add("open TCP connections to removed endpoints reset, as the Service or " +
+				"--nftproxy-conntrack-clean-established asks")
 		case excuse != "":
 			f.t.w.count.excused("open TCP connections broken", excuse)
 		default:

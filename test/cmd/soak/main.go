@@ -59,7 +59,8 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	f.StringVar(&o.dir, "dir", "bin/soak-runs", "directory for the scripts and logs of runs")
 	f.StringVar(&o.nftproxy, "nftproxy", "bin/nftproxy", "the binary to try")
 	f.StringVar(&o.older, "older", "", "binary of an older release, to upgrade from; empty leaves these events out")
-	f.StringVar(&o.olderCommit, "older-commit", "", "the commit that the older binary was built from, which a kept script names")
+	f.StringVar(&o.olderCommit, "older-commit", "", "the commit that the older binary was built from, which a kept "+
+		"script names")
 	f.BoolVar(&o.reduce, "reduce", false, "look for a shorter script that fails as the one of --script does")
 	f.IntVar(&o.tries, "tries", 1, "how often --reduce plays a script before it counts as one that does not fail")
 	f.BoolVar(&o.verbose, "v", false, "print each event")
@@ -87,7 +88,8 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("%s: %w", o.script, err)
 	}
 	if o.older == "" && slices.ContainsFunc(events, func(e script.Event) bool { return e.Verb == script.Older }) {
-		return fmt.Errorf("%s: it has upgrades from an older release: name its commit by OLDER, the one that the script was made with", o.script)
+		return fmt.Errorf("%s: it has upgrades from an older release: name its commit by OLDER, the one that the script "+
+			"was made with", o.script)
 	}
 	if o.reduce {
 		return reduce(ctx, o, events, out)

@@ -53,17 +53,20 @@ func TestFindsWhatIsWrong(t *testing.T) {
 	}
 	file := filepath.Join(dir, "short.soak")
 	text := "world owned=yes counters=none masquerade-all=no clean-established=no node-ports=primary local=ClusterCIDR\n" +
-		"service name=s1 at=1 type=ClusterIP families=46 protocols=tcp,udp\nendpoints name=s1 pods=a,b\nstart\nsettle\nkill\nstart\nsettle\n"
+		"service name=s1 at=1 type=ClusterIP families=46 protocols=tcp,udp\nendpoints name=s1 " +
+		"pods=a,b\nstart\nsettle\nkill\nstart\nsettle\n"
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	play := func(wrapper string) (string, error) {
 		binary := filepath.Join(dir, "wrapper")
-		if err := os.WriteFile(binary, fmt.Appendf(nil, "#!/bin/sh\n%s\n", strings.ReplaceAll(wrapper, "NFTPROXY", nftproxy)), 0o755); err != nil {
+		if err := os.WriteFile(binary, fmt.Appendf(nil, "#!/bin/sh\n%s\n", strings.ReplaceAll(wrapper, "NFTPROXY", nftproxy)),
+			0o755); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		err := command(t.Context(), []string{"--script=" + file, "--nftproxy=" + binary, "--dir=" + filepath.Join(dir, "runs")}, &out)
+		err := command(t.Context(), []string{"--script=" + file, "--nftproxy=" + binary,
+			"--dir=" + filepath.Join(dir, "runs")}, &out)
 		return out.String(), err
 	}
 	for _, c := range []struct{ name, wrapper, want string }{

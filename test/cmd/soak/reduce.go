@@ -28,7 +28,8 @@ func reduce(ctx context.Context, o options, events []script.Event, out io.Writer
 		return false, nil
 	}
 	if broken, err := fails(events); err != nil || !broken {
-		return errors.Join(err, fmt.Errorf("%s: the whole script breaks nothing in %d plays (see --tries)", o.script, o.tries))
+		return errors.Join(err, fmt.Errorf("%s: the whole script breaks nothing in %d plays (see --tries)", o.script,
+			o.tries))
 	}
 	short, err := script.Reduce(events, fails)
 	file := strings.TrimSuffix(o.script, ".soak") + "-short.soak"

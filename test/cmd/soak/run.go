@@ -336,7 +336,8 @@ func (w *world) changeNode(e script.Event) error {
 		address = netip.MustParseAddr(fmt.Sprintf("2001:db8:7::%x", n+1))
 	}
 	single := netip.PrefixFrom(address, address.BitLen())
-	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("soak%d", n)}, PeerName: fmt.Sprintf("p-soak%d", n)}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("soak%d", n)}, PeerName: fmt.Sprintf("p-soak%d",
+		n)}
 	var err error
 	switch e.Verb {
 	case script.AddAddress:

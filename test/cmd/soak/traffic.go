@@ -141,7 +141,8 @@ func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.A
 	case v.Wrong != "":
 		t.fail("a new connection went wrong: %s (error: %v)", v.Wrong, err)
 	case answer.Kind != outcome.Silent && t.silent(q, asked, now):
-		t.fail("a new connection was answered after %v: %v asked at %s, %v; pods themselves answered after %v at the most", now.Sub(asked).Round(time.Millisecond),
+		t.fail("a new connection was answered after %v: %v asked at %s, %v; pods themselves answered after %v at the most",
+			now.Sub(asked).Round(time.Millisecond),
 			q, asked.Format("15:04:05.000"), answer, t.witness.delay(asked, now).Round(time.Millisecond))
 	}
 	return answer, began
@@ -165,14 +166,16 @@ func (t *traffic) askTCP(q outcome.Question, pod *testnet.Namespace, fate outcom
 	again := max(0, got.Attempts-1)
 	switch got.Outcome {
 	case testnet.Answered:
-		return outcome.Answer{Kind: outcome.Answered, Pod: got.ID, Source: source(got.Local.Addr(), got.Peer.Addr())}, again, nil
+		return outcome.Answer{Kind: outcome.Answered, Pod: got.ID, Source: source(got.Local.Addr(), got.Peer.Addr())}, again,
+			nil
 	case testnet.TimedOut:
 		return outcome.Answer{Kind: outcome.Silent}, again, nil
 	}
 	return outcome.Answer{Kind: outcome.Rejected}, again, nil
 }
 
-func (t *traffic) askUDP(q outcome.Question, pod *testnet.Namespace, fate outcome.Fate) (a outcome.Answer, sent time.Time, again int, err error) {
+func (t *traffic) askUDP(q outcome.Question, pod *testnet.Namespace,
+	fate outcome.Fate) (a outcome.Answer, sent time.Time, again int, err error) {
 	d, err := openUDP(t.ctx, t.from(q, pod), t.freshSource(q), q.To)
 	if err != nil {
 		return a, time.Now(), 0, err

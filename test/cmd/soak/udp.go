@@ -65,7 +65,8 @@ const resendPeriod = time.Second
 // answered only now: it has made the flow, which may stay with the pod that it got then.
 // resent counts the others. Before each of them, more
 // says whether to go on.
-func (d *datagrams) ask(period time.Duration, most int, more func() bool) (a outcome.Answer, first time.Time, resent int, err error) {
+func (d *datagrams) ask(period time.Duration, most int,
+	more func() bool) (a outcome.Answer, first time.Time, resent int, err error) {
 	first = time.Now()
 	tries := 0
 	for try := range most {
@@ -117,7 +118,8 @@ func (d *datagrams) read(deadline time.Time) (a outcome.Answer, of time.Time, er
 	buffer := make([]byte, 2048)
 	for {
 		n, err := d.conn.Read(buffer)
-		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EACCES) {
+		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) ||
+			errors.Is(err, unix.EACCES) {
 			return outcome.Answer{Kind: outcome.Rejected}, time.Now(), nil
 		}
 		if err != nil {

@@ -80,7 +80,8 @@ const (
 
 // newWorld makes everything but the traffic and the proxy.
 func newWorld(ctx context.Context, o options, choice script.Event, count *counts, out io.Writer) (w *world, err error) {
-	w = &world{ctx: ctx, opts: o, choice: choice, apiUp: true, book: outcome.NewBook(), count: count, objects: newObjects(), others: map[string]string{}, out: out}
+	w = &world{ctx: ctx, opts: o, choice: choice, apiUp: true, book: outcome.NewBook(), count: count,
+		objects: newObjects(), others: map[string]string{}, out: out}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -97,7 +98,8 @@ func newWorld(ctx context.Context, o options, choice script.Event, count *counts
 		return w, err
 	}
 	// Otherwise the traffic would fill the table: each new connection has an entry.
-	for key, value := range map[string]string{"tcp_timeout_time_wait": "10", "udp_timeout": fmt.Sprint(udpTimeout.Seconds())} {
+	for key, value := range map[string]string{"tcp_timeout_time_wait": "10",
+		"udp_timeout": fmt.Sprint(udpTimeout.Seconds())} {
 		if err = w.Node.Sysctl("net.netfilter.nf_conntrack_"+key, value); err != nil {
 			return w, err
 		}
@@ -161,18 +163,21 @@ func onNode(pod string) bool { return pod != "x" && pod != "y" }
 // register makes the Node object and the namespace.
 func (w *world) register() error {
 	core := w.plane.Client.CoreV1()
-	node, err := core.Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+	node, err := core.Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
+		metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	for _, a := range w.NodeAddrs {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP,
+			Address: a.String()})
 	}
 	if _, err := core.Nodes().UpdateStatus(w.ctx, node, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	for _, name := range []string{namespace, crowd} {
-		_, err := core.Namespaces().Create(w.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		_, err := core.Namespaces().Create(w.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{})
 		if err != nil {
 			return err
 		}
@@ -184,7 +189,8 @@ func (w *world) register() error {
 func (w *world) proxyArgs() []string {
 	args := []string{
 		// What a restored API server lacks goes at once, as the script says.
-		"run", "--nftproxy-retain-missing=0", "--hostname-override=" + nodeName, "--kubeconfig=" + w.plane.Cluster.AdminKubeconfig(), "-v=2",
+		"run", "--nftproxy-retain-missing=0", "--hostname-override=" + nodeName, "--kubeconfig=" +
+			w.plane.Cluster.AdminKubeconfig(), "-v=2",
 		"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0",
 		"--nftproxy-counters=" + w.choice.Get("counters"),
 		"--masquerade-all=" + fmt.Sprint(w.choice.Get("masquerade-all") == "yes"),

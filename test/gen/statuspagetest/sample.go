@@ -34,7 +34,8 @@ func New(change ...func(*statuspage.Config)) *statuspage.Page {
 			return Explanation(), nil
 		},
 		Status: func() health.Status {
-			return health.Status{Healthy: true, Status: map[string]health.FamilyStatus{"IPv4": {LastUpdated: now, Healthy: true}, "IPv6": {LastUpdated: now, Healthy: true}}}
+			return health.Status{Healthy: true, Status: map[string]health.FamilyStatus{"IPv4": {LastUpdated: now, Healthy: true},
+				"IPv6": {LastUpdated: now, Healthy: true}}}
 		},
 	}
 	for _, f := range change {
@@ -72,7 +73,8 @@ func Endpoint(at, flags string) service.Endpoint {
 
 // Port is a TCP port. Its node port may be 0.
 func Port(name string, number, node uint16, endpoints ...service.Endpoint) service.Port {
-	return service.Port{Name: name, Protocol: service.TCP, Port: number, NodePort: node, Endpoints: service.MergeEndpoints(endpoints)}
+	return service.Port{Name: name, Protocol: service.TCP, Port: number, NodePort: node,
+		Endpoints: service.MergeEndpoints(endpoints)}
 }
 
 // Node is node-1.
@@ -86,15 +88,22 @@ func Cluster() *service.Builder {
 	b.SetMaxAffinityPorts(1)
 	ready := Endpoint("10.244.0.1:8080", "ready here")
 	for _, s := range []service.Service{
-		{Name: "a/serving", ClusterIPs: Addrs("10.96.0.1"), Ports: []service.Port{Port("http", 80, 0, ready, Endpoint("10.244.1.9:8080", "serving terminating"))}},
-		{Name: "b/none-here", ClusterIPs: Addrs("10.96.0.2"), ExternalPolicy: service.Local, LoadBalancerIPs: Addrs("203.0.113.9"),
-			Sources: service.NewSources([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}),
-			Ports:   []service.Port{Port("", 443, 30443, Endpoint("10.244.1.2:8443", "ready"))}},
-		{Name: "c/draining", ClusterIPs: Addrs("10.96.0.3"), Ports: []service.Port{Port("", 80, 0, Endpoint("10.244.0.3:80", "serving terminating here"))}},
-		{Name: "d/no-affinity", ClusterIPs: Addrs("10.96.0.4"), AffinityTimeout: time.Hour, Ports: []service.Port{Port("http", 80, 0, ready), Port("https", 443, 0, ready)}},
-		{Name: "e/first", ClusterIPs: Addrs("10.96.0.5"), ExternalIPs: Addrs("203.0.113.5"), Created: time.Unix(1e9, 0), Ports: []service.Port{Port("", 80, 0, ready)}},
-		{Name: "e/second", ClusterIPs: Addrs("10.96.0.6"), ExternalIPs: Addrs("203.0.113.5"), Created: time.Unix(1.1e9, 0), Ports: []service.Port{Port("", 80, 0, ready)}},
-		{Name: "f/empty", ClusterIPs: Addrs("10.96.0.7", "fd00::7"), Ports: []service.Port{Port("", 80, 0, Endpoint("10.244.0.7:80", "ready")), Port("dns", 53, 0)}},
+		{Name: "a/serving", ClusterIPs: Addrs("10.96.0.1"),
+			Ports: []service.Port{Port("http", 80, 0, ready, Endpoint("10.244.1.9:8080", "serving terminating"))}},
+		{Name: "b/none-here", ClusterIPs: Addrs("10.96.0.2"), ExternalPolicy: service.Local,
+			LoadBalancerIPs: Addrs("203.0.113.9"),
+			Sources:         service.NewSources([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}),
+			Ports:           []service.Port{Port("", 443, 30443, Endpoint("10.244.1.2:8443", "ready"))}},
+		{Name: "c/draining", ClusterIPs: Addrs("10.96.0.3"),
+			Ports: []service.Port{Port("", 80, 0, Endpoint("10.244.0.3:80", "serving terminating here"))}},
+		{Name: "d/no-affinity", ClusterIPs: Addrs("10.96.0.4"), AffinityTimeout: time.Hour,
+			Ports: []service.Port{Port("http", 80, 0, ready), Port("https", 443, 0, ready)}},
+		{Name: "e/first", ClusterIPs: Addrs("10.96.0.5"), ExternalIPs: Addrs("203.0.113.5"), Created: time.Unix(1e9, 0),
+			Ports: []service.Port{Port("", 80, 0, ready)}},
+		{Name: "e/second", ClusterIPs: Addrs("10.96.0.6"), ExternalIPs: Addrs("203.0.113.5"), Created: time.Unix(1.1e9, 0),
+			Ports: []service.Port{Port("", 80, 0, ready)}},
+		{Name: "f/empty", ClusterIPs: Addrs("10.96.0.7", "fd00::7"),
+			Ports: []service.Port{Port("", 80, 0, Endpoint("10.244.0.7:80", "ready")), Port("dns", 53, 0)}},
 		{Name: "z/refused", ClusterIPs: Addrs("10.96.0.8"), Ports: []service.Port{Port("", 80, 0, ready)}},
 	} {
 		b.Set(&s)
@@ -107,7 +116,8 @@ func Many(b *service.Builder, services int) {
 	b.Expect(services)
 	for i := range services {
 		at := netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)})
-		e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080), Node: "node-1", Ready: i%10 != 0, Serving: true}
+		e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080),
+			Node: "node-1", Ready: i%10 != 0, Serving: true}
 		b.Set(&service.Service{
 			Name: service.Name(fmt.Sprintf("ns-%d/svc-%d", i%100, i)), ClusterIPs: []netip.Addr{at},
 			Ports: []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints([]service.Endpoint{e})}},
@@ -184,11 +194,13 @@ func Explanation() explain.Explanation {
 		Packet:  explain.Packet{Protocol: "tcp", Source: "192.168.0.1", From: "node", Destination: "10.96.0.7:80/tcp"},
 		Outcome: explain.Endpoint, Summary: "one of <2> endpoints", Service: "a/serving", Port: "http",
 		Endpoints: []explain.Target{
-			{Address: "10.244.0.1:8080", Chance: 0.5, Masqueraded: true, MasqueradedBy: "by a rule", Way: "by eth0", About: "ready"},
+			{Address: "10.244.0.1:8080", Chance: 0.5, Masqueraded: true, MasqueradedBy: "by a rule", Way: "by eth0",
+				About: "ready"},
 			{Address: "10.244.1.9:8080", Chance: 0.5},
 		},
-		Affinity:  &explain.Affinity{Endpoint: "10.244.0.1:8080", ExpiresSeconds: 60},
-		Steps:     []explain.Step{{Chain: "prerouting", Number: 2, Says: "goes to the chain", Rule: "jump somewhere", Elements: []string{"10.96.0.7 . tcp . 80"}}},
+		Affinity: &explain.Affinity{Endpoint: "10.244.0.1:8080", ExpiresSeconds: 60},
+		Steps: []explain.Step{{Chain: "prerouting", Number: 2, Says: "goes to the chain", Rule: "jump somewhere",
+			Elements: []string{"10.96.0.7 . tcp . 80"}}},
 		Otherwise: []explain.Branch{{Chance: 0.125, Steps: []explain.Step{{Chain: "endpoints-2", Number: 3, Says: "drops"}}}},
 		Causes:    []string{"a cause"}, Remedies: []string{"a remedy"}, Others: []explain.Other{{Says: "a firewall"}},
 		Notes: []string{"a note"}, Assumed: []string{"assumed"},

@@ -50,7 +50,8 @@ func UnpackNewest(ctx context.Context, dir string, release Release, metapackage 
 
 func newest(ctx context.Context, dir string, release Release, metapackage string) (Newest, error) {
 	lists := filepath.Join(dir, release.Name+"-lists")
-	sources := fmt.Sprintf("deb http://deb.debian.org/debian %s main\ndeb http://deb.debian.org/debian-security %s-security main\n", release.Name, release.Name)
+	sources := fmt.Sprintf("deb http://deb.debian.org/debian %s main\ndeb http://deb.debian.org/debian-security "+
+		"%s-security main\n", release.Name, release.Name)
 	options, err := archive(lists, sources, release.Architecture)
 	if err != nil {
 		return Newest{}, err
@@ -84,7 +85,8 @@ func newest(ctx context.Context, dir string, release Release, metapackage string
 
 // show returns the fields of a package's newest version.
 func show(ctx context.Context, options []string, name string) (map[string]string, error) {
-	cmd := exec.CommandContext(ctx, "apt-cache", append(options[:len(options):len(options)], "show", "--no-all-versions", name)...)
+	cmd := exec.CommandContext(ctx, "apt-cache", append(options[:len(options):len(options)], "show", "--no-all-versions",
+		name)...)
 	out, err := cmd.Output()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))

@@ -144,7 +144,8 @@ func writeRunner(path, root, name string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	script := fmt.Sprintf("#!/bin/sh\nexec '%s' --library-path '%s' '%s' \"$@\"\n", linker[0], strings.Join(libraries, ":"), command[0])
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' --library-path '%s' '%s' \"$@\"\n", linker[0],
+		strings.Join(libraries, ":"), command[0])
 	return os.WriteFile(path, []byte(script), 0o700)
 }
 

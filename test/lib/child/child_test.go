@@ -41,7 +41,8 @@ func patience(t *testing.T) context.Context {
 // TestLog: lines arrive as they are written, JSON taken apart, and a wait
 // starts at its mark.
 func TestLog(t *testing.T) {
-	p := start(t, `echo one; printf '{"msg":"synced","written":3,"encode":"1.5µs","err":"a \\"b\\""}\n' >&2; printf 'half'; exec sleep 1000`)
+	p := start(t, `echo one; printf '{"msg":"synced","written":3,"encode":"1.5µs","err":"a \\"b\\""}\n' >&2; printf `+
+		`'half'; exec sleep 1000`)
 	ctx := patience(t)
 	first, mark, err := p.Await(ctx, 0, func(l child.Line) bool { return l.Has("one") })
 	if err != nil || mark != 1 || first.At.IsZero() {
@@ -51,7 +52,8 @@ func TestLog(t *testing.T) {
 	if err != nil || mark != 2 {
 		t.Fatalf("mark %d, error %v", mark, err)
 	}
-	if synced.Written == nil || *synced.Written != 3 || synced.Encode != 1500 || synced.Services != nil || !synced.Has(`a "b"`, "synced") {
+	if synced.Written == nil || *synced.Written != 3 || synced.Encode != 1500 || synced.Services != nil ||
+		!synced.Has(`a "b"`, "synced") {
 		t.Errorf("synced %+v", synced)
 	}
 	if diff := cmp.Diff(2, p.Mark()); diff != "" {

@@ -48,7 +48,8 @@ func (c *Cluster) Apply(ctx context.Context, manifests ...string) error {
 func (c *Cluster) Check(ctx context.Context, manifests ...string) error {
 	force := true
 	options := metav1.PatchOptions{
-		FieldManager: fieldManager, Force: &force, DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict,
+		FieldManager: fieldManager, Force: &force, DryRun: []string{metav1.DryRunAll},
+		FieldValidation: metav1.FieldValidationStrict,
 	}
 	var refused []error
 	err := c.each("check", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
@@ -116,7 +117,8 @@ func (c *Cluster) Delete(ctx context.Context, manifests ...string) error {
 
 // each calls do with every object of manifests and the API's client for it. The error
 // names the object.
-func (c *Cluster) each(verb string, manifests []string, do func(dynamic.ResourceInterface, *unstructured.Unstructured) error) error {
+func (c *Cluster) each(verb string, manifests []string, do func(dynamic.ResourceInterface,
+	*unstructured.Unstructured) error) error {
 	r, err := c.resources()
 	if err != nil {
 		return fmt.Errorf("%s: %w", verb, err)

@@ -1,9 +1,9 @@
-// Package controlplane runs a real Kubernetes control plane for tests: etcd, kube-apiserver and kube-controller-manager of
-// the releases that hack/tools pins, with certificates, RBAC and Node authorization as in production, inside a network
-// namespace of the caller's choice. It has objects and events as such a control plane stores and sends them.
+// Package controlplane runs a real Kubernetes control plane for tests: etcd, kube-apiserver and kube-controller-manager
+// of the releases that hack/tools pins, with certificates, RBAC and Node authorization as in production, inside a
+// network namespace of the caller's choice. It has objects and events as such a control plane stores and sends them.
 //
-// It does not run nodes: there is no kubelet. Without Config.PodCIDRs there is no scheduler either: a test binds pods to
-// nodes itself and writes their status; the EndpointSlice controller does the rest. It does not create namespaces or
+// It does not run nodes: there is no kubelet. Without Config.PodCIDRs there is no scheduler either: a test binds pods
+// to nodes itself and writes their status; the EndpointSlice controller does the rest. It does not create namespaces or
 // interfaces either, but for StartInNamespace.
 package controlplane
 

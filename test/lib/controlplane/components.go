@@ -152,7 +152,8 @@ func (c *Cluster) schedulerArgs() []string {
 
 // servingNames are the names and addresses by which clients know the API server.
 func (c *Cluster) servingNames() ([]string, []net.IP) {
-	names := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	names := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local"}
 	addrs := []net.IP{c.cfg.ListenAddr.AsSlice()}
 	for _, cidr := range c.cfg.ServiceCIDRs {
 		// The API server gives the first address of the first range to the service default/kubernetes.

@@ -88,7 +88,8 @@ func startCluster(t *testing.T, ctx context.Context, cfg Config) *Cluster {
 	return c
 }
 
-func setPodStatus(t *testing.T, ctx context.Context, client kubernetes.Interface, namespace, name string, status corev1.PodStatus) {
+func setPodStatus(t *testing.T, ctx context.Context, client kubernetes.Interface, namespace, name string,
+	status corev1.PodStatus) {
 	t.Helper()
 	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -102,12 +103,14 @@ func setPodStatus(t *testing.T, ctx context.Context, client kubernetes.Interface
 
 // waitEndpoints follows the slices of a service until they have the wanted endpoints: one
 // line for each endpoint and port, sorted.
-func waitEndpoints(t *testing.T, ctx context.Context, client kubernetes.Interface, namespace, service string, want []string) {
+func waitEndpoints(t *testing.T, ctx context.Context, client kubernetes.Interface, namespace, service string,
+	want []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	selector := func(o *metav1.ListOptions) { o.LabelSelector = discoveryv1.LabelServiceName + "=" + service }
-	listWatch := cache.NewFilteredListWatchFromClient(client.DiscoveryV1().RESTClient(), "endpointslices", namespace, selector)
+	listWatch := cache.NewFilteredListWatchFromClient(client.DiscoveryV1().RESTClient(), "endpointslices", namespace,
+		selector)
 	bySlice := map[string][]string{}
 	var got []string
 	_, err := watchtools.UntilWithSync(ctx, listWatch, &discoveryv1.EndpointSlice{},

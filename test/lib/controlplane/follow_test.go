@@ -26,13 +26,15 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := <-writes
-	if got, ok := first.Object.(*discoveryv1.EndpointSlice); !ok || first.Name != "web-1" || got.Name != "web-1" || first.At.IsZero() {
+	if got, ok := first.Object.(*discoveryv1.EndpointSlice); !ok || first.Name != "web-1" || got.Name != "web-1" ||
+		first.At.IsZero() {
 		t.Errorf("while the API server was away: %+v", first)
 	}
 	if err := c.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Unstore(ctx, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: default}\n"); err != nil {
+	if err := c.Unstore(ctx, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: "+
+		"default}\n"); err != nil {
 		t.Fatal(err)
 	}
 	if second := <-writes; second.Name != "web-1" || second.Object != nil {

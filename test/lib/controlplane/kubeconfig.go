@@ -44,8 +44,8 @@ func (c *Cluster) writeClientConfigs() error {
 	return nil
 }
 
-// UserKubeconfig writes a kubeconfig of a user and its groups, under a name that is unique in the cluster's directory, and
-// returns its absolute path. It holds everything by value, so it may be copied anywhere.
+// UserKubeconfig writes a kubeconfig of a user and its groups, under a name that is unique in the cluster's directory,
+// and returns its absolute path. It holds everything by value, so it may be copied anywhere.
 func (c *Cluster) UserKubeconfig(name, user string, groups ...string) (string, error) {
 	pair, err := c.pki.client(user, groups...)
 	if err != nil {

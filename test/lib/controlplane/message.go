@@ -29,8 +29,10 @@ func Encode(object runtime.Object, version runtime.GroupVersioner) ([]byte, erro
 func WriteEvent(w io.Writer, kind apiwatch.EventType, object []byte) error {
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	stream := info.StreamSerializer
-	encoder := streaming.NewEncoder(stream.Framer.NewFrameWriter(w), scheme.Codecs.EncoderForVersion(stream, corev1.SchemeGroupVersion))
-	if err := encoder.Encode(&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: object}}); err != nil {
+	encoder := streaming.NewEncoder(stream.Framer.NewFrameWriter(w), scheme.Codecs.EncoderForVersion(stream,
+		corev1.SchemeGroupVersion))
+	if err := encoder.Encode(&metav1.WatchEvent{Type: string(kind),
+		Object: runtime.RawExtension{Raw: object}}); err != nil {
 		return fmt.Errorf("encode an event of a watch: %w", err)
 	}
 	return nil

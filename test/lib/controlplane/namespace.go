@@ -12,8 +12,8 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// Plane is a running control plane in a network namespace of its own, with a link to each node of a test or benchmark. The
-// nodes are network namespaces of the caller.
+// Plane is a running control plane in a network namespace of its own, with a link to each node of a test or benchmark.
+// The nodes are network namespaces of the caller.
 type Plane struct {
 	// NS is the namespace of the control plane.
 	NS *testnet.Namespace

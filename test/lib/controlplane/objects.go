@@ -33,8 +33,8 @@ func Address(first string, n int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// Service returns a Service without selector, with one port, and with all the fields that an API server would have filled
-// in: Seed and Writer write past it.
+// Service returns a Service without selector, with one port, and with all the fields that an API server would have
+// filled in: Seed and Writer write past it.
 func Service(name string, ip netip.Addr) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
@@ -62,9 +62,10 @@ func Slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1
 	return &discoveryv1.EndpointSlice{
 		// With the UID it stays the same object when it is written again past the API
 		// server.
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{
-			discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "bench.nftproxy",
-		}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID("uid-" + name),
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "bench.nftproxy",
+			}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints:   endpoints,
 		Ports: []discoveryv1.EndpointPort{{

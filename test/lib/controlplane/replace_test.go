@@ -54,7 +54,8 @@ func TestReplace(t *testing.T) {
 		t.Errorf("the node's addresses are %v", got)
 	}
 
-	changed := strings.NewReplacer(", {name: https, port: 443}", "", "status: {loadBalancer: {ingress: [{ip: 192.0.2.1, ipMode: VIP}]}}", "", "zone-a", "zone-b").Replace(balanced)
+	changed := strings.NewReplacer(", {name: https, port: 443}", "", "status: {loadBalancer: {ingress: [{ip: 192.0.2.1, "+
+		"ipMode: VIP}]}}", "", "zone-a", "zone-b").Replace(balanced)
 	if err := c.Replace(ctx, changed); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,8 @@ func TestReplace(t *testing.T) {
 	if diff := cmp.Diff(was.Spec.ClusterIPs, service.Spec.ClusterIPs); diff != "" {
 		t.Errorf("cluster IPs (-before +after):\n%s", diff)
 	}
-	if len(service.Spec.Ports) != 1 || len(service.Status.LoadBalancer.Ingress) != 0 || node.Labels[corev1.LabelTopologyZone] != "zone-b" {
+	if len(service.Spec.Ports) != 1 || len(service.Status.LoadBalancer.Ingress) != 0 ||
+		node.Labels[corev1.LabelTopologyZone] != "zone-b" {
 		t.Errorf("the objects were not replaced: %v, %v", service, node)
 	}
 
@@ -145,7 +147,8 @@ func TestStore(t *testing.T) {
 	if got := service.CreationTimestamp.UTC().Format(time.RFC3339); got != "2020-01-02T03:04:05Z" {
 		t.Errorf("the service is from %v", got)
 	}
-	if service.Spec.ClusterIP != "010.96.0.99" || service.Spec.Ports[0].Protocol != corev1.ProtocolTCP || service.Spec.SessionAffinity == "" {
+	if service.Spec.ClusterIP != "010.96.0.99" || service.Spec.Ports[0].Protocol != corev1.ProtocolTCP ||
+		service.Spec.SessionAffinity == "" {
 		t.Errorf("the service was not stored as it is, with defaults: %v", service.Spec)
 	}
 	slice, err := client.DiscoveryV1().EndpointSlices("default").Get(ctx, "web-1", metav1.GetOptions{})
@@ -160,7 +163,8 @@ func TestStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, after := get(t, ctx, client)
-	if after.UID != node.UID || after.CreationTimestamp != node.CreationTimestamp || after.Spec.PodCIDRs[0] != "10.2.0.0/24" {
+	if after.UID != node.UID || after.CreationTimestamp != node.CreationTimestamp ||
+		after.Spec.PodCIDRs[0] != "10.2.0.0/24" {
 		t.Errorf("the node was not replaced: %v, %v", node, after)
 	}
 	if err := c.Unstore(ctx, refused); err != nil {
@@ -174,7 +178,8 @@ func TestStore(t *testing.T) {
 	if err := c.Unstore(ctx, refused); err == nil || !strings.Contains(err.Error(), "it does not exist") {
 		t.Errorf("taken out again: %v", err)
 	}
-	if err := c.Store(ctx, "{apiVersion: v1, kind: Pod, metadata: {name: web}}"); err == nil || !strings.Contains(err.Error(), "kind Pod") {
+	if err := c.Store(ctx, "{apiVersion: v1, kind: Pod, metadata: {name: web}}"); err == nil ||
+		!strings.Contains(err.Error(), "kind Pod") {
 		t.Errorf("a pod: %v", err)
 	}
 }

@@ -49,7 +49,9 @@ func (t *FullTable) fill(limit int) error {
 	from := netip.MustParseAddr("192.0.2.254")
 	for ; t.Made < limit; t.Made++ {
 		to := netip.AddrFrom4([4]byte{198, 18, byte(t.Made >> 16), byte(t.Made >> 8)})
-		flow := conntrack.NewFlow(unix.IPPROTO_UDP, conntrack.StatusAssured|conntrack.StatusConfirmed|conntrack.StatusSeenReply, from, to, uint16(1024+t.Made&255), 9, 600, mark)
+		flow := conntrack.NewFlow(unix.IPPROTO_UDP,
+			conntrack.StatusAssured|conntrack.StatusConfirmed|conntrack.StatusSeenReply, from, to, uint16(1024+t.Made&255), 9,
+			600, mark)
 		err := t.conn.Create(flow)
 		if errors.Is(err, unix.ENOMEM) {
 			return nil // the answer of a full table

@@ -20,9 +20,9 @@ const readBuffer = 256 << 20
 // group is NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h.
 const group = 7
 
-// Monitor says when an address gets into a network namespace's nftables, or leaves them, by a transaction of any process. It
-// listens to the notices that the kernel sends right after each transaction, until it is closed. Listening has a price: the
-// kernel writes a notice for every element and rule.
+// Monitor says when an address gets into a network namespace's nftables, or leaves them, by a transaction of any
+// process. It listens to the notices that the kernel sends right after each transaction, until it is closed. Listening
+// has a price: the kernel writes a notice for every element and rule.
 type Monitor struct {
 	conn  *netlink.Conn
 	ended sync.WaitGroup

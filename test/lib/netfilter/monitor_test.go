@@ -30,7 +30,8 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	f := &fixture{T: t, conn: conn, set: &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}}}
+	f := &fixture{T: t, conn: conn, set: &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Index},
+		Data: nft.Fields{nft.Daddr, nft.Dport}}}
 	f.monitor, err = netfilter.Listen(ns.Fd())
 	if err != nil {
 		t.Fatal(err)

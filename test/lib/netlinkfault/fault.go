@@ -41,7 +41,8 @@ const (
 
 func (k Kind) String() string {
 	return [...]string{
-		"", "refused", "refused, not located", "refused without answer", "not sent", "not read", "answer lost", "answer lost, ENOBUFS",
+		"", "refused", "refused, not located", "refused without answer", "not sent", "not read", "answer lost",
+		"answer lost, ENOBUFS",
 		"answer late", "stale answer first", "answer cut short", "dump interrupted", "dump ended", "dump stuck",
 	}[k]
 }

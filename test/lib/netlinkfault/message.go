@@ -31,7 +31,8 @@ func (m message) errno() (errno unix.Errno, seq uint32, ok bool) {
 	if len(m) < headerLen+4+headerLen || m.kind() != unix.NLMSG_ERROR {
 		return 0, 0, false
 	}
-	return unix.Errno(-int32(binary.NativeEndian.Uint32(m[headerLen:]))), binary.NativeEndian.Uint32(m[headerLen+4+8:]), true
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(m[headerLen:]))), binary.NativeEndian.Uint32(m[headerLen+4+8:]),
+		true
 }
 
 // split is the messages of a datagram, which is whole.
@@ -60,8 +61,10 @@ func (m message) name() string {
 		verb = "dump "
 	}
 	if object, ok := map[uint16]string{
-		tables | unix.NFT_MSG_GETTABLE: "table", tables | unix.NFT_MSG_GETCHAIN: "chain", tables | unix.NFT_MSG_GETRULE: "rule",
-		tables | unix.NFT_MSG_GETSET: "set", tables | unix.NFT_MSG_GETSETELEM: "element", tables | unix.NFT_MSG_GETGEN: "generation",
+		tables | unix.NFT_MSG_GETTABLE: "table", tables | unix.NFT_MSG_GETCHAIN: "chain",
+		tables | unix.NFT_MSG_GETRULE: "rule",
+		tables | unix.NFT_MSG_GETSET:  "set", tables | unix.NFT_MSG_GETSETELEM: "element",
+		tables | unix.NFT_MSG_GETGEN: "generation",
 		tables | unix.NFT_MSG_GETOBJ: "object",
 		conntrack | 1:                "entry", conntrack | 5: "count",
 	}[m.kind()]; ok {

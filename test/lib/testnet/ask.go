@@ -51,7 +51,8 @@ func (ns *Namespace) Ask(ctx context.Context, proto string, to netip.AddrPort, t
 
 // AskFrom is Ask from a given source. With port 0 it takes a free port, and with the zero
 // AddrPort the kernel also chooses the address.
-func (ns *Namespace) AskFrom(ctx context.Context, proto string, from, to netip.AddrPort, timeout time.Duration) (Answer, error) {
+func (ns *Namespace) AskFrom(ctx context.Context, proto string, from, to netip.AddrPort,
+	timeout time.Duration) (Answer, error) {
 	asking, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	q := question{ctx: asking, ns: ns, from: from, to: to, start: time.Now()}

@@ -13,13 +13,14 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestCut: an open connection from another host has no answers while it is cut, and all of them afterwards; one from the
-// same host goes on.
+// TestCut: an open connection from another host has no answers while it is cut, and all of them afterwards; one from
+// the same host goes on.
 func TestCut(t *testing.T) {
 	server, client := testnet.NamespaceForTest(t, "server"), testnet.NamespaceForTest(t, "client")
 	here, there := testnet.End{NS: server, Link: "eth0"}, testnet.End{NS: client, Link: "eth0"}
 	addr := netip.MustParsePrefix("192.0.2.1/24")
-	err := errors.Join(testnet.Pair(here, there), server.AddAddr("eth0", addr), client.AddAddr("eth0", netip.MustParsePrefix("192.0.2.2/24")))
+	err := errors.Join(testnet.Pair(here, there), server.AddAddr("eth0", addr),
+		client.AddAddr("eth0", netip.MustParsePrefix("192.0.2.2/24")))
 	if err != nil {
 		t.Fatal(err)
 	}

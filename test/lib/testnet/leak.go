@@ -13,8 +13,8 @@ import (
 const settling = 10 * time.Second
 
 // CheckLeaks uses something a few times and compares what the process holds before
-// and after: open files, threads in other namespaces, goroutines. It looks at the whole process, so nothing else may run
-// beside it.
+// and after: open files, threads in other namespaces, goroutines. It looks at the whole process, so nothing else may
+// run beside it.
 func CheckLeaks[T TB](t T, use func(T)) {
 	t.Helper()
 	use(t) // once before, for what the runtime and the libraries keep

@@ -19,7 +19,8 @@ import (
 // AddAddrs returns.
 func (ns *Namespace) AddAddrs(link string, addresses ...netip.Addr) error {
 	for _, a := range addresses {
-		if err := ns.changeAddr(ns.handle.AddrReplace, "add", link, netip.PrefixFrom(a, a.BitLen()), unix.RT_SCOPE_UNIVERSE); err != nil {
+		if err := ns.changeAddr(ns.handle.AddrReplace, "add", link, netip.PrefixFrom(a, a.BitLen()),
+			unix.RT_SCOPE_UNIVERSE); err != nil {
 			return err
 		}
 	}
@@ -44,7 +45,8 @@ func (ns *Namespace) DelAddr(link string, address netip.Prefix) error {
 	return ns.changeAddr(ns.handle.AddrDel, "delete", link, address, unix.RT_SCOPE_UNIVERSE)
 }
 
-func (ns *Namespace) changeAddr(change func(netlink.Link, *netlink.Addr) error, verb, link string, address netip.Prefix, scope int) error {
+func (ns *Namespace) changeAddr(change func(netlink.Link, *netlink.Addr) error, verb, link string, address netip.Prefix,
+	scope int) error {
 	l, err := ns.handle.LinkByName(link)
 	if err == nil {
 		err = change(l, &netlink.Addr{IPNet: ipNet(address), Scope: scope})
@@ -117,15 +119,16 @@ func (ns *Namespace) addBridge(name string) error {
 		return fmt.Errorf("add bridge %s in %s: %w", name, ns.name, err)
 	}
 	attrs.HardwareAddr[0] = attrs.HardwareAddr[0]&^1 | 2 // unicast, locally administered
-	snooping := false                                    // there is no querier to learn multicast, and so neighbour discovery, from
+	// there is no querier to learn multicast, and so neighbour discovery, from
+	snooping := false
 	if err := ns.handle.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}); err != nil {
 		return fmt.Errorf("add bridge %s in %s: %w", name, ns.name, err)
 	}
 	return ns.setUp(name)
 }
 
-// CallRules sets for each family what a bridge itself says of the packets that it forwards: whether the namespace's rules see
-// them (nf_call_iptables, nf_call_ip6tables).
+// CallRules sets for each family what a bridge itself says of the packets that it forwards: whether the namespace's
+// rules see them (nf_call_iptables, nf_call_ip6tables).
 func (ns *Namespace) CallRules(bridge string, v4, v6 bool) error {
 	link, err := ns.handle.LinkByName(bridge)
 	if err != nil {

@@ -207,7 +207,8 @@ func (ns *Namespace) DialFrom(ctx context.Context, network, source, address stri
 
 // dial is DialFrom that calls ready, if not nil, when the socket exists and is
 // about to connect.
-func (ns *Namespace) dial(ctx context.Context, network, source, address string, ready func(syscall.RawConn) error) (net.Conn, error) {
+func (ns *Namespace) dial(ctx context.Context, network, source, address string,
+	ready func(syscall.RawConn) error) (net.Conn, error) {
 	var dialer net.Dialer
 	if source != "" {
 		local, err := resolve(network, source)

@@ -138,7 +138,8 @@ func TestSocketsAreInside(t *testing.T) {
 
 	elsewhere := testnet.NamespaceForTest(t, "elsewhere")
 	at := netip.MustParseAddrPort(l.Addr().String())
-	if got, err := elsewhere.Ask(context.Background(), testnet.TCP, at, enough); err != nil || got.Outcome != testnet.Refused {
+	if got, err := elsewhere.Ask(context.Background(), testnet.TCP, at, enough); err != nil ||
+		got.Outcome != testnet.Refused {
 		t.Errorf("from another namespace: %v, %v; want refused", got, err)
 	}
 	if _, err := ns.Dial(context.Background(), "tcp", "localhost:80"); err == nil {

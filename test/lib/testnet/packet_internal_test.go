@@ -10,7 +10,8 @@ import (
 func TestSCTPRoundTrip(t *testing.T) {
 	for _, want := range []sctpPacket{
 		{srcPort: 5000, dstPort: 3868, chunk: chunkInit, initiateTag: 7},
-		{srcPort: 3868, dstPort: 5000, chunk: chunkInitAck, verificationTag: 7, initiateTag: 8, cookie: []byte("a 10.0.0.1:5000\n")},
+		{srcPort: 3868, dstPort: 5000, chunk: chunkInitAck, verificationTag: 7, initiateTag: 8,
+			cookie: []byte("a 10.0.0.1:5000\n")},
 		{srcPort: 3868, dstPort: 5000, chunk: chunkInitAck, verificationTag: 7, initiateTag: 8, cookie: []byte("odd")},
 	} {
 		got, err := parseSCTP(want.marshal())

@@ -75,8 +75,8 @@ func (e End) Route(dst netip.Prefix, via netip.Addr) error {
 	return e.changeRoute(e.NS.handle.RouteReplace, "add", r)
 }
 
-// RouteFrom sends packets to dst straight out of the interface. Those of the namespace itself come from src, if they have no
-// source of their own yet.
+// RouteFrom sends packets to dst straight out of the interface. Those of the namespace itself come from src, if they
+// have no source of their own yet.
 func (e End) RouteFrom(dst netip.Prefix, src netip.Addr) error {
 	return e.NS.addLinkRoute(dst, e.Link, src)
 }

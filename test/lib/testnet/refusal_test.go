@@ -22,11 +22,13 @@ func TestWhoRefused(t *testing.T) {
 	top := testnet.NewForTest(t, testnet.Config{})
 	pod := addPod(t, top.AddPod, "pod")
 	ruleset(t, top.Node,
-		nftables.Chain{Name: "input", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter},
+		nftables.Chain{Name: "input", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput,
+			Priority: nftables.ChainPriorityFilter},
 		rule(reset, &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}),
 		rule(unreachable, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}),
 	)
-	for family, pick := range map[string]func(testnet.Addrs) netip.Addr{"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
+	for family, pick := range map[string]func(testnet.Addrs) netip.Addr{
+		"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
 		for _, client := range []*testnet.Namespace{pod.NS, top.Node} {
 			for port, want := range map[uint16]bool{reset: true, unreachable: false, closed: true} {
 				got, err := client.Ask(context.Background(), testnet.TCP, netip.AddrPortFrom(pick(top.NodeAddrs), port), enough)
@@ -46,10 +48,12 @@ func TestEcho(t *testing.T) {
 	pod, other := addPod(t, top.AddPod, "pod"), addPod(t, top.AddPod, "other")
 	nobody := testnet.Addrs{netip.MustParseAddr("172.30.0.1"), netip.MustParseAddr("fd00:172::1")}
 	ruleset(t, top.Node,
-		nftables.Chain{Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter},
+		nftables.Chain{Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityFilter},
 		[]expr.Any{
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: append([]byte(other.HostInterface), make([]byte, 16-len(other.HostInterface))...)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: append([]byte(other.HostInterface),
+				make([]byte, 16-len(other.HostInterface))...)},
 			&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH},
 		},
 	)
@@ -84,7 +88,8 @@ func TestErrorsOfOthers(t *testing.T) {
 	top := testnet.NewForTest(t, testnet.Config{})
 	pod := addPod(t, top.AddPod, "pod")
 	ruleset(t, top.Node,
-		nftables.Chain{Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter},
+		nftables.Chain{Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityFilter},
 		rule(refused, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}),
 		rule(dropped, &expr.Verdict{Kind: expr.VerdictDrop}),
 	)

@@ -45,7 +45,8 @@ func TestOwnRules(t *testing.T) {
 	top := testnet.NewForTest(t, testnet.Config{})
 	pod := addPod(t, top.AddPod, "pod")
 	ruleset(t, top.Node,
-		nftables.Chain{Name: "output", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter},
+		nftables.Chain{Name: "output", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput,
+			Priority: nftables.ChainPriorityFilter},
 		rule(rejected, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}),
 		rule(dropped, &expr.Verdict{Kind: expr.VerdictDrop}),
 	)

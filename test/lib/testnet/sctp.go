@@ -224,7 +224,8 @@ func awaitCookie(socket *rawSocket, local, remote uint16) (string, error) {
 			return "", err
 		}
 		p, err := parseSCTP(buf[:n])
-		if err == nil && p.chunk == chunkInitAck && p.srcPort == remote && p.dstPort == local && p.verificationTag == initTag {
+		if err == nil && p.chunk == chunkInitAck && p.srcPort == remote && p.dstPort == local &&
+			p.verificationTag == initTag {
 			return strings.TrimSpace(string(p.cookie)), nil
 		}
 	}

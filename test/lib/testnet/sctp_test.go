@@ -13,7 +13,8 @@ import (
 func TestSCTPInitArrives(t *testing.T) {
 	top := testnet.NewForTest(t, testnet.Config{})
 	a, b := addPod(t, top.AddPod, "a"), addPod(t, top.AddPod, "b")
-	for family, pick := range map[string]func(testnet.Addrs) netip.Addr{"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
+	for family, pick := range map[string]func(testnet.Addrs) netip.Addr{
+		"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
 		t.Run(family, func(t *testing.T) {
 			src, dst := netip.AddrPortFrom(pick(a.Addrs), 5000), netip.AddrPortFrom(pick(b.Addrs), 3868)
 			r, err := b.NS.ListenSCTP(dst)

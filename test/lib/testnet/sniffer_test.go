@@ -74,9 +74,11 @@ func TestSnifferSeesWhatLeaves(t *testing.T) {
 		services testnet.Addrs
 	}{
 		{"pod", pod.NS, pod.Addrs, testnet.Addrs{netip.MustParseAddr("172.30.0.1"), netip.MustParseAddr("fd00:172::1")}},
-		{"node", top.Node, top.NodeAddrs, testnet.Addrs{netip.MustParseAddr("172.30.0.2"), netip.MustParseAddr("fd00:172::2")}},
+		{"node", top.Node, top.NodeAddrs, testnet.Addrs{netip.MustParseAddr("172.30.0.2"),
+			netip.MustParseAddr("fd00:172::2")}},
 	} {
-		for family, pick := range map[string]func(testnet.Addrs) netip.Addr{"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
+		for family, pick := range map[string]func(testnet.Addrs) netip.Addr{
+			"IPv4": testnet.Addrs.V4, "IPv6": testnet.Addrs.V6} {
 			t.Run(test.what+" "+family, func(t *testing.T) {
 				s := sniff(t, top, "172.30.0.0/16", "fd00:172::/112")
 				expectPackets(t, s)
@@ -100,7 +102,8 @@ func TestSnifferSeesWhatLeaves(t *testing.T) {
 	t.Run("TCP", func(t *testing.T) {
 		s := sniff(t, top, "172.30.0.0/16")
 		to := netip.MustParseAddrPort("172.30.0.3:80")
-		if got, err := pod.NS.Ask(context.Background(), testnet.TCP, to, little); err != nil || got.Outcome != testnet.TimedOut {
+		if got, err := pod.NS.Ask(context.Background(), testnet.TCP, to, little); err != nil ||
+			got.Outcome != testnet.TimedOut {
 			t.Fatalf("got %v, %v, want a time-out", got, err)
 		}
 		got, err := s.Packets()

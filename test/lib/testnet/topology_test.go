@@ -37,14 +37,16 @@ func everyProtocol(t *testing.T, test func(t *testing.T, proto string, pick func
 
 // expectAnswer asks and expects id's answer, unmasqueraded, from the given
 // address.
-func expectAnswer(t *testing.T, from *testnet.Namespace, source netip.Addr, proto string, to netip.AddrPort, id string) {
+func expectAnswer(t *testing.T, from *testnet.Namespace, source netip.Addr, proto string, to netip.AddrPort,
+	id string) {
 	t.Helper()
 	got, err := from.Ask(context.Background(), proto, to, enough)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := testnet.Answer{Outcome: testnet.Answered, ID: id, Peer: got.Local}
-	if diff := cmp.Diff(want, got, compareAddresses(), cmpopts.IgnoreFields(testnet.Answer{}, "Local", "Took", "Attempts")); diff != "" {
+	if diff := cmp.Diff(want, got, compareAddresses(), cmpopts.IgnoreFields(testnet.Answer{}, "Local", "Took",
+		"Attempts")); diff != "" {
 		t.Errorf("answer to %s %v (-want +got):\n%s", proto, to, diff)
 	}
 	if got.Local.Addr() != source || got.Local.Port() == 0 {
@@ -151,7 +153,8 @@ func TestNobodyAnswersForServices(t *testing.T) {
 	for _, to := range []string{"10.96.0.1:80", "[fd00:10:96::1]:80"} {
 		t.Run(to, func(t *testing.T) {
 			t.Parallel()
-			answer, err := topology.Node.Ask(context.Background(), testnet.TCP, netip.MustParseAddrPort(to), 1200*time.Millisecond)
+			answer, err := topology.Node.Ask(context.Background(), testnet.TCP, netip.MustParseAddrPort(to),
+				1200*time.Millisecond)
 			if err != nil || answer.Outcome != testnet.TimedOut {
 				t.Errorf("%s, %v, want that nobody answers", answer.Outcome, err)
 			}
@@ -177,7 +180,8 @@ func TestRemovedPodIsGone(t *testing.T) {
 			if err := top.RemovePod("pod"); err == nil {
 				t.Error("the pod could be removed twice")
 			}
-			if got, err := other.NS.Ask(context.Background(), testnet.TCP, at, little); err != nil || got.Outcome == testnet.Answered {
+			if got, err := other.NS.Ask(context.Background(), testnet.TCP, at, little); err != nil ||
+				got.Outcome == testnet.Answered {
 				t.Errorf("the removed pod's address: %v, %v", got, err)
 			}
 

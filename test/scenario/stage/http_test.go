@@ -28,7 +28,8 @@ func TestReadAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(c.body))}
-			for name, value := range map[string]string{"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", weight: "2"} {
+			for name, value := range map[string]string{"Content-Type": "application/json", "X-Content-Type-Options": "nosniff",
+				weight: "2"} {
 				r.Header.Set(name, value)
 			}
 			if c.header != "" {

@@ -57,7 +57,8 @@ func services() service.Snapshot {
 	for _, protocol := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
 		var list []service.Endpoint
 		for _, e := range []struct{ at, node string }{
-			{"10.0.0.1:80", scenario.NodeName}, {"10.0.9.1:80", "other"}, {"[fd00:10::1]:80", scenario.NodeName}, {"192.168.0.2:80", scenario.NodeName},
+			{"10.0.0.1:80", scenario.NodeName}, {"10.0.9.1:80", "other"}, {"[fd00:10::1]:80", scenario.NodeName},
+			{"192.168.0.2:80", scenario.NodeName},
 		} {
 			list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e.at), Node: e.node, Ready: true, Serving: true})
 		}
@@ -190,7 +191,8 @@ func TestWrong(t *testing.T) {
 		for n := 0; n < 30 && len(got) == 0; n++ { // a client may not move for a while
 			got = world.Check(t.Context(), s.Flows)
 		}
-		if len(got) != 1 || !strings.Contains(got[0].Error(), test.problem) || !strings.HasPrefix(got[0].Error(), s.Flows[0].Path()) {
+		if len(got) != 1 || !strings.Contains(got[0].Error(), test.problem) || !strings.HasPrefix(got[0].Error(),
+			s.Flows[0].Path()) {
 			t.Errorf("%s: %v, want something about %q", test.flow, got, test.problem)
 		}
 	}
@@ -200,11 +202,12 @@ func TestObserve(t *testing.T) {
 	world := newWorld(t, "")
 	effort := stage.Effort{Tries: 30, Timeout: 5 * time.Second}
 	for flow, want := range map[string]string{
-		"pod 10.0.0.7 -> 172.30.0.2:80/tcp = dropped":                 "10.0.0.1:80 | 10.0.9.1:80",
-		"node 192.168.0.2 -> 172.30.0.3:80/tcp = dropped":             "refused by a reset after 1 SYNs",
-		"node 192.168.0.2 -> 172.30.0.3:80/udp = dropped":             "refused",
-		"pod 10.0.0.7 -> 172.30.0.9:80/sctp = dropped":                "untouched",
-		"outside 203.0.113.1 -> 192.168.0.2:30001/tcp = 10.0.9.1:80":  "refused by a reset after 1 SYNs", // no server at that port
+		"pod 10.0.0.7 -> 172.30.0.2:80/tcp = dropped":     "10.0.0.1:80 | 10.0.9.1:80",
+		"node 192.168.0.2 -> 172.30.0.3:80/tcp = dropped": "refused by a reset after 1 SYNs",
+		"node 192.168.0.2 -> 172.30.0.3:80/udp = dropped": "refused",
+		"pod 10.0.0.7 -> 172.30.0.9:80/sctp = dropped":    "untouched",
+		// no server at that port
+		"outside 203.0.113.1 -> 192.168.0.2:30001/tcp = 10.0.9.1:80":  "refused by a reset after 1 SYNs",
 		"outside 203.0.113.1 -> 172.30.0.1:80/udp = 10.0.9.1:80":      "10.0.0.1:80 masqueraded",
 		"outside 2001:db8:9::9 -> [fd00:30::9]:80/udp = 10.0.0.1:80":  "untouched",
 		"outside 2001:db8:9::9 -> [2001:db8::1]:80/tcp = 10.0.0.1:80": "untouched",
@@ -218,7 +221,8 @@ func TestObserve(t *testing.T) {
 	}
 	s := step(t, "pod 10.0.0.7 -> 172.30.0.5:80/tcp = dropped")
 	enter(t, world, s)
-	if got, err := world.Observe(t.Context(), s.Flows[0], stage.Effort{Tries: 2, Timeout: 30 * time.Millisecond}); err != nil || got.Fate != scenario.Dropped {
+	if got, err := world.Observe(t.Context(), s.Flows[0],
+		stage.Effort{Tries: 2, Timeout: 30 * time.Millisecond}); err != nil || got.Fate != scenario.Dropped {
 		t.Errorf("%s, %v; want dropped", got, err)
 	}
 }
@@ -238,7 +242,8 @@ func testSteps(t *testing.T, world *stage.Stage) {
 	}
 	// An address becomes the node's, a client outside a pod, a pod goes outside,
 	// and a server closes.
-	second := step(t, "pod 203.0.113.1 -> 203.0.113.2:1/tcp = untouched", "node 192.168.0.2 -> 10.0.0.7:9/tcp = untouched", "node 203.0.113.2 -> 172.30.0.1:80/tcp = refused", "node 203.0.113.2 -> 172.30.0.9:80/tcp = untouched")
+	second := step(t, "pod 203.0.113.1 -> 203.0.113.2:1/tcp = untouched", "node 192.168.0.2 -> 10.0.0.7:9/tcp = untouched",
+		"node 203.0.113.2 -> 172.30.0.1:80/tcp = refused", "node 203.0.113.2 -> 172.30.0.9:80/tcp = untouched")
 	second.Addresses = append(second.Addresses, addresses("203.0.113.2")...)
 	second.Closed = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}
 	enter(t, world, second)
@@ -250,10 +255,12 @@ func testSteps(t *testing.T, world *stage.Stage) {
 	for _, err := range world.Check(t.Context(), first.Flows) {
 		t.Error(err)
 	}
-	if _, err := world.Observe(context.Background(), second.Flows[0], stage.Effort{Tries: 1, Timeout: time.Second}); err != nil {
+	if _, err := world.Observe(context.Background(), second.Flows[0],
+		stage.Effort{Tries: 1, Timeout: time.Second}); err != nil {
 		t.Errorf("a client outside is where the pod was: %v", err)
 	}
-	if _, err := world.Observe(context.Background(), second.Flows[2], stage.Effort{Tries: 1, Timeout: time.Second}); err == nil {
+	if _, err := world.Observe(context.Background(), second.Flows[2],
+		stage.Effort{Tries: 1, Timeout: time.Second}); err == nil {
 		t.Error("the node kept an address of the last step")
 	}
 }

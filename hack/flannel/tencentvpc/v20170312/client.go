@@ -1,5 +1,5 @@
-// Package v20170312 stands in for the client of one cloud's networks, which flannel's backend for that cloud imports. The
-// test clusters have no cloud, and the client's own module is many times as large as flannel. Each call fails.
+// Package v20170312 stands in for the client of one cloud's networks, which flannel's backend for that cloud imports.
+// The test clusters have no cloud, and the client's own module is many times as large as flannel. Each call fails.
 package v20170312
 
 import "errors"

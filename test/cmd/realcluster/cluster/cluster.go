@@ -61,8 +61,8 @@ const (
 	// NodeRanges is a network of the CNI plugins ptp and portmap, and of routes between the nodes. Pods have addresses in
 	// their Node's podCIDRs.
 	NodeRanges Network = iota
-	// OtherRanges is the same, with addresses in PodCIDRs and outside of every Node's podCIDRs, as from CNI plugins that have
-	// ranges of their own.
+	// OtherRanges is the same, with addresses in PodCIDRs and outside of every Node's podCIDRs, as from CNI plugins that
+	// have ranges of their own.
 	OtherRanges
 	// ForeignNetwork is that of a DaemonSet, with the CNI plugins in Software.Tools.
 	ForeignNetwork
@@ -97,9 +97,9 @@ const lan = "lan" // the bridge
 // clusters have two.
 func cgroup(dir string) string { return "/" + filepath.Base(dir) }
 
-// Addresses of load balancers are on the network of the nodes, and in no range of theirs. Clients outside ask them from an
-// address that is not one of the nodes' ranges either, as clients behind a router do: Kubernetes' tests take those in the
-// ranges for nodes.
+// Addresses of load balancers are on the network of the nodes, and in no range of theirs. Clients outside ask them from
+// an address that is not one of the nodes' ranges either, as clients behind a router do: Kubernetes' tests take those
+// in the ranges for nodes.
 
 // LoadBalancerRanges are the addresses that a program on nodes may announce for load balancers.
 func LoadBalancerRanges() []netip.Prefix {
@@ -126,7 +126,9 @@ func NodeNetworks() []netip.Prefix {
 
 // IsOutside says whether an address is one outside of the nodes.
 func IsOutside(a netip.Addr) bool {
-	return slices.Contains(clientAddrs(), a.Unmap()) || slices.ContainsFunc(outsideAddrs(), func(p netip.Prefix) bool { return p.Addr() == a.Unmap() })
+	return slices.Contains(clientAddrs(), a.Unmap()) || slices.ContainsFunc(outsideAddrs(), func(p netip.Prefix) bool {
+		return p.Addr() == a.Unmap()
+	})
 }
 
 // PodCIDRs are the ranges of the pods' addresses.
@@ -134,8 +136,8 @@ func PodCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
 }
 
-// otherRange is a range of pods' addresses that is no Node's in place of one that is a Node's: it has the first bit after
-// the cluster's range. Nodes get theirs from the lowest on.
+// otherRange is a range of pods' addresses that is no Node's in place of one that is a Node's: it has the first bit
+// after the cluster's range. Nodes get theirs from the lowest on.
 func otherRange(ofNode netip.Prefix) netip.Prefix {
 	for _, all := range PodCIDRs() {
 		if all.Overlaps(ofNode) {
@@ -278,7 +280,8 @@ func (c *Cluster) AddNode(ctx context.Context) (string, error) {
 	}
 	m.node, err = startNode(ctx, m.ns, c.Client, nodeConfig{
 		Name: name, Dir: filepath.Join(c.config.Dir, name), Cgroup: cgroup(c.config.Dir) + "/" + name, Init: c.config.Init,
-		Addrs: m.addrs, Labels: map[string]string{corev1.LabelTopologyZone: zone(number)}, Kubeconfig: kubeconfig, Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
+		Addrs: m.addrs, Labels: map[string]string{corev1.LabelTopologyZone: zone(number)}, Kubeconfig: kubeconfig,
+		Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
 		Images: c.config.Images, Software: c.config.Software, Network: c.config.Network,
 	})
 	if err != nil {
@@ -320,7 +323,8 @@ func (c *Cluster) introduce(name string, m *member) error {
 	errs := []error{m.routePodsAt(testnet.End{NS: c.Outside, Link: lan})}
 	for _, other := range c.nodes {
 		if other != m && c.config.Network != ForeignNetwork {
-			errs = append(errs, m.routePodsAt(testnet.End{NS: other.ns, Link: "eth0"}), other.routePodsAt(testnet.End{NS: m.ns, Link: "eth0"}))
+			errs = append(errs, m.routePodsAt(testnet.End{NS: other.ns, Link: "eth0"}),
+				other.routePodsAt(testnet.End{NS: m.ns, Link: "eth0"}))
 		}
 	}
 	return errors.Join(errs...)

@@ -61,7 +61,8 @@ func kubeletConfig(cgroup string, dns []netip.Addr) (string, error) {
 		"enforceNodeAllocatable": []string{},
 		"oomScoreAdj":            0,
 		// The nodes share a disk, which is not theirs to judge or to clean.
-		"evictionHard":                map[string]string{"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+		"evictionHard": map[string]string{"memory.available": "50Mi", "nodefs.available": "1%",
+			"imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
 		"imageGCLowThresholdPercent":  99,
 		"failSwapOn":                  false,

@@ -55,13 +55,15 @@ func WriteImage(path string, image Image) (err error) {
 	}
 	sum := sha256.Sum256(config)
 	name := hex.EncodeToString(sum[:]) + ".json"
-	manifest, err := json.Marshal([]map[string]any{{"Config": name, "RepoTags": image.Names, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{"Config": name, "RepoTags": image.Names,
+		"Layers": []string{"layer.tar"}}})
 	if err != nil {
 		return err
 	}
 	archive := filepath.Join(temp, "image.tar")
 	err = writeTar(archive, io.Discard, func(w *tar.Writer) error {
-		return errors.Join(addText(w, "manifest.json", manifest), addText(w, name, config), addFile(w, "layer.tar", layer, 0o644))
+		return errors.Join(addText(w, "manifest.json", manifest), addText(w, name, config), addFile(w, "layer.tar", layer,
+			0o644))
 	})
 	if err != nil {
 		return err
@@ -99,7 +101,8 @@ func writeLayer(path string, image Image) (string, error) {
 			}
 		}
 		for _, name := range sorted(image.Links) {
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: image.Links[name], Mode: 0o777}); err != nil {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: image.Links[name],
+				Mode: 0o777}); err != nil {
 				return err
 			}
 		}

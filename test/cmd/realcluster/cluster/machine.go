@@ -111,7 +111,8 @@ func (m *machine) Disk(folder string) string { return filepath.Join(m.config.Dir
 // Command is a command that runs in the machine, for the caller to start.
 func (m *machine) Command(ctx context.Context, args ...string) *exec.Cmd {
 	pid := strconv.Itoa(m.init.PID())
-	return exec.CommandContext(ctx, "nsenter", append([]string{"--target", pid, "--mount", "--uts", "--ipc", "--net", "--pid", "--"}, args...)...)
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--target", pid, "--mount", "--uts", "--ipc", "--net",
+		"--pid", "--"}, args...)...)
 }
 
 // Run runs a command in the machine. The error has what it wrote.

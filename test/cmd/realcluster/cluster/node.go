@@ -57,7 +57,8 @@ type node struct {
 
 // startNode starts a node on a network namespace that reaches the API server. It
 // returns once the node has its images and the API server calls it ready.
-func startNode(ctx context.Context, ns *testnet.Namespace, client kubernetes.Interface, config nodeConfig) (*node, error) {
+func startNode(ctx context.Context, ns *testnet.Namespace, client kubernetes.Interface,
+	config nodeConfig) (*node, error) {
 	description, err := describe(config)
 	if err != nil {
 		return nil, err
@@ -208,7 +209,8 @@ func (n *node) writeCNI() error {
 }
 
 // await returns the Node object once it is as wanted.
-func (n *node) await(ctx context.Context, client kubernetes.Interface, wanted func(*corev1.Node) bool) (*corev1.Node, error) {
+func (n *node) await(ctx context.Context, client kubernetes.Interface,
+	wanted func(*corev1.Node) bool) (*corev1.Node, error) {
 	list := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll,
 		fields.OneTermEqualSelector("metadata.name", n.config.Name))
 	event, err := watchtools.UntilWithSync(ctx, list, &corev1.Node{}, nil, func(e watch.Event) (bool, error) {
@@ -216,7 +218,8 @@ func (n *node) await(ctx context.Context, client kubernetes.Interface, wanted fu
 		return ok && e.Type != watch.Deleted && wanted(o), nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w; %s; the services that ended: %s; the log of the kubelet:\n%s", err, n.config.Name, n.machine.Tail(), n.logTail("kubelet"))
+		return nil, fmt.Errorf("%w; %s; the services that ended: %s; the log of the kubelet:\n%s", err, n.config.Name,
+			n.machine.Tail(), n.logTail("kubelet"))
 	}
 	return event.Object.(*corev1.Node), nil
 }

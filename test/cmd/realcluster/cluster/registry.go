@@ -59,7 +59,8 @@ func WriteRegistry(folder, tag string, image Image) (map[string]string, error) {
 		return nil, err
 	}
 	part := func(mediaType, digest string, size int64) map[string]any {
-		return map[string]any{"mediaType": "application/vnd.oci.image." + mediaType, "digest": "sha256:" + digest, "size": size}
+		return map[string]any{"mediaType": "application/vnd.oci.image." + mediaType, "digest": "sha256:" + digest,
+			"size": size}
 	}
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2,

@@ -72,7 +72,8 @@ func (c *Cluster) AwaitDaemonSet(ctx context.Context, namespace, name string) er
 	err := c.await(ctx, "daemonsets", namespace, name, &appsv1.DaemonSet{}, func(o runtime.Object) bool {
 		d, ok := o.(*appsv1.DaemonSet)
 		return ok && d.Status.ObservedGeneration == d.Generation && int(d.Status.DesiredNumberScheduled) >= len(c.Nodes()) &&
-			d.Status.UpdatedNumberScheduled == d.Status.DesiredNumberScheduled && d.Status.NumberReady == d.Status.DesiredNumberScheduled
+			d.Status.UpdatedNumberScheduled == d.Status.DesiredNumberScheduled &&
+			d.Status.NumberReady == d.Status.DesiredNumberScheduled
 	})
 	if err != nil {
 		return fmt.Errorf("wait for the DaemonSet %s/%s: %w", namespace, name, err)
@@ -99,8 +100,10 @@ func (c *Cluster) AwaitDeployment(ctx context.Context, namespace, name string) e
 }
 
 // await returns once an object of the API group apps is as wanted.
-func (c *Cluster) await(ctx context.Context, resource, namespace, name string, kind runtime.Object, wanted func(runtime.Object) bool) error {
-	list := cache.NewListWatchFromClient(c.Client.AppsV1().RESTClient(), resource, namespace, fields.OneTermEqualSelector("metadata.name", name))
+func (c *Cluster) await(ctx context.Context, resource, namespace, name string, kind runtime.Object,
+	wanted func(runtime.Object) bool) error {
+	list := cache.NewListWatchFromClient(c.Client.AppsV1().RESTClient(), resource, namespace,
+		fields.OneTermEqualSelector("metadata.name", name))
 	_, err := watchtools.UntilWithSync(ctx, list, kind, nil, func(e watch.Event) (bool, error) {
 		return e.Type != watch.Deleted && wanted(e.Object), nil
 	})

@@ -46,7 +46,8 @@ type Failure struct {
 }
 
 func (f *Failure) Error() string {
-	return fmt.Sprintf("at %s %s after %v: %v", f.Ended.Format("15:04:05.000"), f.Client, f.Ended.Sub(f.Began).Round(time.Millisecond), f.Err)
+	return fmt.Sprintf("at %s %s after %v: %v", f.Ended.Format("15:04:05.000"), f.Client,
+		f.Ended.Sub(f.Began).Round(time.Millisecond), f.Err)
 }
 
 // Unwrap returns the client's error.

@@ -97,7 +97,8 @@ func (t *migration) all(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("FAIL  %s: %w (%v)", s.name, err, time.Since(began).Round(100*time.Millisecond))
 		}
-		fmt.Fprintf(out, "pass  %s: %s; 0 of %d requests failed (%v)\n", s.name, seen, requests-before, time.Since(began).Round(100*time.Millisecond))
+		fmt.Fprintf(out, "pass  %s: %s; 0 of %d requests failed (%v)\n", s.name, seen, requests-before,
+			time.Since(began).Round(100*time.Millisecond))
 	}
 	return nil
 }

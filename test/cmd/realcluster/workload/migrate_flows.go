@@ -25,8 +25,9 @@ type loyalClient struct {
 	known int64
 }
 
-// addFlows adds what only a migration has: session affinity, a pod that reaches itself by a Service, pings of nodes, and, where kube-proxy
-// serves them, node ports at 127.0.0.1. Neither kube-proxy's nftables mode nor its iptables mode answers pings of cluster IPs.
+// addFlows adds what only a migration has: session affinity, a pod that reaches itself by a Service, pings of nodes,
+// and, where kube-proxy serves them, node ports at 127.0.0.1. Neither kube-proxy's nftables mode nor its iptables mode
+// answers pings of cluster IPs.
 func (t *migration) addFlows(ctx context.Context, l *Load) error {
 	iptables, err := t.iptablesMode(ctx)
 	if err != nil {
@@ -89,7 +90,8 @@ func (t *migration) iptablesMode(ctx context.Context) (bool, error) {
 }
 
 // makeService makes a Service with port 80 for port 8080 of its pods, and returns its cluster IPs.
-func (t *migration) makeService(ctx context.Context, name string, selector map[string]string, affinity corev1.ServiceAffinity) ([]netip.Addr, error) {
+func (t *migration) makeService(ctx context.Context, name string, selector map[string]string,
+	affinity corev1.ServiceAffinity) ([]netip.Addr, error) {
 	policy := corev1.IPFamilyPolicyPreferDualStack
 	made, err := t.Client.CoreV1().Services(Namespace).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -112,15 +114,16 @@ func (t *migration) makeService(ctx context.Context, name string, selector map[s
 	return addrs, nil
 }
 
-// publishSelf makes a pod the endpoint of the Service self, by slices as people write them, without nodeName; kube-proxy's nftables mode has a pod
-// reach itself only with it.
+// publishSelf makes a pod the endpoint of the Service self, by slices as people write them, without nodeName;
+// kube-proxy's nftables mode has a pod reach itself only with it.
 func (t *migration) publishSelf(ctx context.Context, node string, addrs []netip.Addr, withNode bool) error {
 	for _, a := range addrs {
 		family := discoveryv1.AddressTypeIPv4
 		if a.Is6() {
 			family = discoveryv1.AddressTypeIPv6
 		}
-		endpoint := discoveryv1.Endpoint{Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}
+		endpoint := discoveryv1.Endpoint{Addresses: []string{a.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}
 		if withNode {
 			endpoint.NodeName = &node
 		}
@@ -162,11 +165,12 @@ func (t *migration) addLoyal(l *Load, node string, pod, to netip.Addr) {
 	})
 }
 
-// mostMoves is how often a step hands a Service over at most: oneService gives all but one back to kube-proxy, and takes them again.
+// mostMoves is how often a step hands a Service over at most: oneService gives all but one back to kube-proxy, and
+// takes them again.
 const mostMoves = 2
 
-// staysLoyal says whether a client with session affinity has changed its server in a step without reason: the proxy that begins to serve does not
-// know whom the other one remembers.
+// staysLoyal says whether a client with session affinity has changed its server in a step without reason: the proxy
+// that begins to serve does not know whom the other one remembers.
 func (t *migration) staysLoyal() error {
 	for _, c := range t.loyal {
 		now := c.moves.Load()

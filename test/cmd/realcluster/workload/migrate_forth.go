@@ -29,7 +29,8 @@ func checkNodes(ctx context.Context, t *migration, s *section) (string, error) {
 			return "", fmt.Errorf("%s: %s", node, out)
 		}
 	}
-	return fmt.Sprintf("%d findings green, %d yellow, none red on %d nodes", counts["green"], counts["yellow"], len(t.Nodes())), nil
+	return fmt.Sprintf("%d findings green, %d yellow, none red on %d nodes", counts["green"], counts["yellow"],
+		len(t.Nodes())), nil
 }
 
 // The names of the proxies: DaemonSets, and columns of nftproxy proxies.

@@ -75,7 +75,8 @@ func wrongAddress(ctx context.Context, t *migration, _ *section) (_ string, err 
 	if err := t.awaitNoPods(ctx, "app.kubernetes.io/name="+nftproxy); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("a warning %v after the start of a pod at the latest, and /readyz has the same words", longest.Round(100*time.Millisecond)), nil
+	return fmt.Sprintf("a warning %v after the start of a pod at the latest, and /readyz has the same words",
+		longest.Round(100*time.Millisecond)), nil
 }
 
 func (t *migration) ip(ctx context.Context, args ...string) error {
@@ -112,7 +113,8 @@ func editedOverlay(dir, address string) (string, error) {
 func (t *migration) proxyPods(ctx context.Context) ([]corev1.Pod, error) {
 	var running []corev1.Pod
 	err := again(ctx, func() error {
-		pods, err := t.Client.CoreV1().Pods(kubeSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + nftproxy})
+		pods, err := t.Client.CoreV1().Pods(kubeSystem).List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + nftproxy})
 		if err != nil {
 			return err
 		}
@@ -150,7 +152,8 @@ func (t *migration) awaitWarning(ctx context.Context, p corev1.Pod) (time.Durati
 // followLog follows a pod's log, whose lines begin with the time, until a line is as
 // wanted.
 func (t *migration) followLog(ctx context.Context, p corev1.Pod, wanted func(string) bool) (err error) {
-	stream, err := t.Client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Follow: true, Timestamps: true}).Stream(ctx)
+	stream, err := t.Client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Follow: true,
+		Timestamps: true}).Stream(ctx)
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", p.Name, err)
 	}
@@ -194,14 +197,17 @@ func changeConfiguration(ctx context.Context, t *migration, _ *section) (string,
 	}
 	began := time.Now()
 	edit := func(from, to string) error {
-		_, err := t.shell(ctx, fmt.Sprintf("kubectl -n kube-system get configmap kube-proxy -o yaml | sed 's/%s/%s/' | kubectl replace -f -", from, to))
+		_, err := t.shell(ctx, fmt.Sprintf("kubectl -n kube-system get configmap kube-proxy -o yaml | sed 's/%s/%s/' | "+
+			"kubectl replace -f -", from, to))
 		return err
 	}
 	if err := edit("      masqueradeAll: false", "      masqueradeAll: true"); err != nil {
 		return "", err
 	}
 	for _, p := range before {
-		if err := t.followLog(ctx, p, func(line string) bool { return strings.Contains(line, "the configuration file has changed") }); err != nil {
+		if err := t.followLog(ctx, p, func(line string) bool {
+			return strings.Contains(line, "the configuration file has changed")
+		}); err != nil {
 			return "", err
 		}
 	}
@@ -215,5 +221,6 @@ func changeConfiguration(ctx context.Context, t *migration, _ *section) (string,
 			return "", fmt.Errorf("%s started again", p.Name)
 		}
 	}
-	return fmt.Sprintf("all pods had it after %v, none started again", took.Round(time.Second)), edit("      masqueradeAll: true", "      masqueradeAll: false")
+	return fmt.Sprintf("all pods had it after %v, none started again", took.Round(time.Second)),
+		edit("      masqueradeAll: true", "      masqueradeAll: false")
 }

@@ -6,8 +6,10 @@ import (
 )
 
 func TestParsePage(t *testing.T) {
-	p := parsePage("intro\n\n```sh\nbefore\n```\n## One: first\n\n```sh\na\nb \\\n  c\n```\n\n```\nan answer\n```\n1. An item:\n\n   ```sh\n   d\n     e\n   ```\n" +
-		"- **Check.** Look:\n\n  ```sh\n  look\n  ```\n- **Undo.** Go back.\n\n  ```sh\n  back\n  ```\n## Two\n\n```sh\nz\n```\n")
+	p := parsePage("intro\n\n```sh\nbefore\n```\n## One: first\n\n```sh\na\nb \\\n  c\n```\n\n```\nan answer\n```\n1. " +
+		"An item:\n\n   ```sh\n   d\n     e\n   ```\n" +
+		"- **Check.** Look:\n\n  ```sh\n  look\n  ```\n- **Undo.** Go back.\n\n  ```sh\n  back\n  ```\n## " +
+		"Two\n\n```sh\nz\n```\n")
 	want := page{
 		"One: first": {do: []string{"a\nb \\\n  c", "d\n  e"}, check: []string{"look"}, undo: []string{"back"}},
 		"Two":        {do: []string{"z"}},

@@ -53,8 +53,8 @@ type balancer struct {
 	addrs   []netip.Addr
 }
 
-// MoveAddress has the address of a load balancer move while clients outside send requests to it, on new connections and on kept ones.
-// It writes the table of LoseNode, and when which address moved from where to where.
+// MoveAddress has the address of a load balancer move while clients outside send requests to it, on new connections and
+// on kept ones. It writes the table of LoseNode, and when which address moved from where to where.
 func MoveAddress(ctx context.Context, c *cluster.Cluster, o MoveOptions, out io.Writer) (err error) {
 	if o.Rate < 2 {
 		return fmt.Errorf("%d connections a second: want 2 at least", o.Rate)
@@ -105,7 +105,8 @@ func MoveAddress(ctx context.Context, c *cluster.Cluster, o MoveOptions, out io.
 		return err
 	}
 	for _, m := range moves {
-		fmt.Fprintf(out, "# %v moved from %s to %s %v after %s lost its %s\n", m.addr, m.from, m.to, m.at.Sub(began).Round(time.Millisecond), lost, o.Lose)
+		fmt.Fprintf(out, "# %v moved from %s to %s %v after %s lost its %s\n", m.addr, m.from, m.to,
+			m.at.Sub(began).Round(time.Millisecond), lost, o.Lose)
 	}
 	if err := b.checkHealth(ctx, out); err != nil {
 		return err
@@ -117,10 +118,12 @@ func MoveAddress(ctx context.Context, c *cluster.Cluster, o MoveOptions, out io.
 func (b *balancer) make(ctx context.Context, policy string) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := b.Plane.Apply(ctx, strings.NewReplacer("NAMESPACE", Namespace, "POLICY", policy).Replace(balancedManifest)); err != nil {
+	if err := b.Plane.Apply(ctx, strings.NewReplacer("NAMESPACE", Namespace, "POLICY",
+		policy).Replace(balancedManifest)); err != nil {
 		return err
 	}
-	list := cache.NewListWatchFromClient(b.Client.CoreV1().RESTClient(), "services", Namespace, fields.OneTermEqualSelector("metadata.name", "balanced"))
+	list := cache.NewListWatchFromClient(b.Client.CoreV1().RESTClient(), "services", Namespace,
+		fields.OneTermEqualSelector("metadata.name", "balanced"))
 	_, err := watchtools.UntilWithSync(ctx, list, &corev1.Service{}, nil, func(e watch.Event) (bool, error) {
 		s, ok := e.Object.(*corev1.Service)
 		if ok {
@@ -136,7 +139,8 @@ func (b *balancer) make(ctx context.Context, policy string) error {
 		if err != nil {
 			return fmt.Errorf("address of the load balancer: %w", err)
 		}
-		for _, err = b.Get(ctx, netip.AddrPortFrom(a, 80), "/hostname"); err != nil; _, err = b.Get(ctx, netip.AddrPortFrom(a, 80), "/hostname") {
+		for _, err = b.Get(ctx, netip.AddrPortFrom(a, 80), "/hostname"); err != nil; _, err = b.Get(ctx,
+			netip.AddrPortFrom(a, 80), "/hostname") {
 			if pause(ctx, 100*time.Millisecond) != nil {
 				return fmt.Errorf("wait for an answer of the load balancer: %w", err)
 			}
@@ -152,20 +156,23 @@ func (b *balancer) lose(ctx context.Context, what, node string) (repair func() e
 	onNode := "spec.nodeName=" + node
 	switch what {
 	case loseSpeaker:
-		return nothing, b.Client.CoreV1().Pods("metallb-system").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "component=speaker", FieldSelector: onNode})
+		return nothing, b.Client.CoreV1().Pods("metallb-system").DeleteCollection(ctx, metav1.DeleteOptions{},
+			metav1.ListOptions{LabelSelector: "component=speaker", FieldSelector: onNode})
 	case loseEndpoints:
 		if err := b.Kubectl(ctx, "cordon", node); err != nil {
 			return nil, err
 		}
 		repair := func() error { return b.Kubectl(context.WithoutCancel(ctx), "uncordon", node) }
-		return repair, b.Client.CoreV1().Pods(Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=web", FieldSelector: onNode})
+		return repair, b.Client.CoreV1().Pods(Namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
+			metav1.ListOptions{LabelSelector: "app=web", FieldSelector: onNode})
 	case loseNetwork:
 		return b.cutOff(ctx, node)
 	}
 	return nil, fmt.Errorf("a node can lose one of %s, not %q", strings.Join(Losses(), ", "), what)
 }
 
-// checkHealth asks the health check node port of each node, if the Service has one: it says whether the node has endpoints.
+// checkHealth asks the health check node port of each node, if the Service has one: it says whether the node has
+// endpoints.
 func (b *balancer) checkHealth(ctx context.Context, out io.Writer) error {
 	port := uint16(b.service.Spec.HealthCheckNodePort)
 	if port == 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// moves are the nodes that the addresses of a load balancer are at, as clients outside see it: in their table of neighbours.
+// moves are the nodes that the addresses of a load balancer are at, as clients outside see it: in their table of
+// neighbours.
 type moves struct {
 	nodes map[string]string // by hardware address
 	done  chan struct{}
@@ -30,7 +31,8 @@ type move struct {
 
 // watchMoves begins to look where the addresses are.
 func (b *balancer) watchMoves() (*moves, error) {
-	m := &moves{nodes: map[string]string{}, done: make(chan struct{}), ended: make(chan struct{}), at: map[netip.Addr]string{}}
+	m := &moves{nodes: map[string]string{}, done: make(chan struct{}), ended: make(chan struct{}),
+		at: map[netip.Addr]string{}}
 	for _, a := range b.addrs {
 		m.at[a] = ""
 	}
@@ -43,7 +45,8 @@ func (b *balancer) watchMoves() (*moves, error) {
 	}
 	updates := make(chan netlink.NeighUpdate, 16)
 	namespace := netns.NsHandle(b.Outside.Fd())
-	err := netlink.NeighSubscribeWithOptions(updates, m.done, netlink.NeighSubscribeOptions{Namespace: &namespace, ListExisting: true})
+	err := netlink.NeighSubscribeWithOptions(updates, m.done, netlink.NeighSubscribeOptions{Namespace: &namespace,
+		ListExisting: true})
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to neighbours: %w", err)
 	}
@@ -85,7 +88,8 @@ func (m *moves) stop() []move {
 	return m.all
 }
 
-// reportAfter says of each address how many requests failed or were slow that began when the address had moved for the last time.
+// reportAfter says of each address how many requests failed or were slow that began when the address had moved for the
+// last time.
 func (l *lossLoad) reportAfter(out io.Writer, all []move, began time.Time) error {
 	for i, to := range l.to {
 		var last time.Time

@@ -11,12 +11,13 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestMoves: an address has moved where clients outside have a hardware address of another node for it, and not where an entry is
-// confirmed, has no hardware address or is about something else.
+// TestMoves: an address has moved where clients outside have a hardware address of another node for it, and not where
+// an entry is confirmed, has no hardware address or is about something else.
 func TestMoves(t *testing.T) {
 	hardware := func(node byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, node} }
 	a, other := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
-	m := &moves{nodes: map[string]string{hardware(1).String(): "node-1", hardware(2).String(): "node-2"}, at: map[netip.Addr]string{a: ""}}
+	m := &moves{nodes: map[string]string{hardware(1).String(): "node-1", hardware(2).String(): "node-2"},
+		at: map[netip.Addr]string{a: ""}}
 	for _, n := range []netlink.Neigh{
 		{IP: a.AsSlice(), HardwareAddr: hardware(1)},
 		{IP: a.AsSlice(), HardwareAddr: hardware(1)},
@@ -47,7 +48,8 @@ func TestReportAfter(t *testing.T) {
 		{l.clients("new", 0), at(5), 2 * slowRequest, nil}, {l.clients("new", 0), at(6), 0, nil},
 	}
 	var out strings.Builder
-	if err := l.reportAfter(&out, []move{{a, at(2), "node-1", "node-2"}, {a, at(4), "node-2", "node-1"}}, began); err != nil {
+	if err := l.reportAfter(&out, []move{{a, at(2), "node-1", "node-2"}, {a, at(4), "node-2", "node-1"}},
+		began); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "1 of 2 that began after the last move of 203.0.113.1, at 4s") {

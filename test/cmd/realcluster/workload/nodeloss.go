@@ -39,9 +39,9 @@ const (
 	keptPeriod      = time.Second
 )
 
-// LoseNode takes its network from a node while clients outside send requests to node ports of another node, on new connections and
-// on kept ones. It writes a table (CSV): how many of the requests that began in each second after that were slow or failed. Lines
-// with # say more.
+// LoseNode takes its network from a node while clients outside send requests to node ports of another node, on new
+// connections and on kept ones. It writes a table (CSV): how many of the requests that began in each second after that
+// were slow or failed. Lines with # say more.
 func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io.Writer) (err error) {
 	nodes := c.Nodes()
 	if len(nodes) < 3 || o.Rate < 2 {
@@ -74,7 +74,8 @@ func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io
 		fmt.Fprintf(out, "# endpoints of %s: %v\n", app, on)
 	}
 	at := web.Addrs(entry)[0]
-	to := []entrance{{netip.AddrPortFrom(at, web.Port), "3 endpoints"}, {netip.AddrPortFrom(at, uint16(many.Spec.Ports[0].NodePort)), "30 endpoints"}}
+	to := []entrance{{netip.AddrPortFrom(at, web.Port), "3 endpoints"},
+		{netip.AddrPortFrom(at, uint16(many.Spec.Ports[0].NodePort)), "30 endpoints"}}
 	l := &lossLoad{web: web, to: to, every: time.Second / time.Duration(o.Rate), kept: o.Kept}
 	stop := l.start(ctx)
 	if err := pause(ctx, before); err != nil {
@@ -96,7 +97,8 @@ func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io
 		return err
 	}
 	if d := <-unready; d > 0 {
-		fmt.Fprintf(out, "# the slices have no ready endpoint on %s since %v after the cut\n", lost, d.Round(100*time.Millisecond))
+		fmt.Fprintf(out, "# the slices have no ready endpoint on %s since %v after the cut\n", lost,
+			d.Round(100*time.Millisecond))
 	}
 	return l.report(out, cut)
 }
@@ -116,7 +118,8 @@ func (w *Web) endpointsByNode(ctx context.Context, app string) (map[string]int, 
 	return on, nil
 }
 
-// cutOff takes its network from a node. repair gives it back, also after an interruption, and returns once the proxy is ready.
+// cutOff takes its network from a node. repair gives it back, also after an interruption, and returns once the proxy is
+// ready.
 func (w *Web) cutOff(ctx context.Context, node string) (repair func() error, err error) {
 	links := w.Outside.Handle()
 	link, err := links.LinkByName(node)
@@ -131,7 +134,8 @@ func (w *Web) cutOff(ctx context.Context, node string) (repair func() error, err
 	}, nil
 }
 
-// awaitUnready returns how long after the cut the slices of the namespace have no ready endpoint on a node; 0 if the context ends before.
+// awaitUnready returns how long after the cut the slices of the namespace have no ready endpoint on a node; 0 if the
+// context ends before.
 func (w *Web) awaitUnready(ctx context.Context, node string, cut time.Time) time.Duration {
 	for {
 		slices, err := w.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{})
@@ -162,8 +166,11 @@ func (w *Web) setEject(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	args := slices.DeleteFunc(set.Spec.Template.Spec.Containers[0].Args, func(a string) bool { return strings.HasPrefix(a, "--nftproxy-eject=") })
-	patch := fmt.Sprintf(`[{"op":"add","path":"/spec/template/spec/containers/0/args","value":%s}]`, quoted(append(args, "--nftproxy-eject="+mode)))
+	args := slices.DeleteFunc(set.Spec.Template.Spec.Containers[0].Args, func(a string) bool {
+		return strings.HasPrefix(a, "--nftproxy-eject=")
+	})
+	patch := fmt.Sprintf(`[{"op":"add","path":"/spec/template/spec/containers/0/args","value":%s}]`,
+		quoted(append(args, "--nftproxy-eject="+mode)))
 	if _, err := sets.Patch(ctx, w.Proxy(), types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("set --nftproxy-eject=%s: %w", mode, err)
 	}

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// lossLoad sends requests at a rate, whatever becomes of those before: each on a new connection, and beside them on connections
-// that clients keep.
+// lossLoad sends requests at a rate, whatever becomes of those before: each on a new connection, and beside them on
+// connections that clients keep.
 type lossLoad struct {
 	web *Web
 	to  []entrance
@@ -129,8 +129,8 @@ func (l *lossLoad) note(ctx context.Context, clients string, do func(context.Con
 	l.all = append(l.all, r)
 }
 
-// report writes a row for each kind of clients and each second, and what can be said of all. Second 0 is all of the time before the
-// cut.
+// report writes a row for each kind of clients and each second, and what can be said of all. Second 0 is all of the
+// time before the cut.
 func (l *lossLoad) report(out io.Writer, cut time.Time) error {
 	type row struct{ all, slow, failed int }
 	rows := map[string]map[int]row{}
@@ -160,7 +160,8 @@ func (l *lossLoad) report(out io.Writer, cut time.Time) error {
 	for _, clients := range slices.Sorted(maps.Keys(rows)) {
 		for _, second := range slices.Sorted(maps.Keys(rows[clients])) {
 			r := rows[clients][second]
-			if err := w.Write([]string{clients, strconv.Itoa(second), strconv.Itoa(r.all), strconv.Itoa(r.slow), strconv.Itoa(r.failed)}); err != nil {
+			if err := w.Write([]string{clients, strconv.Itoa(second), strconv.Itoa(r.all), strconv.Itoa(r.slow),
+				strconv.Itoa(r.failed)}); err != nil {
 				return err
 			}
 		}
@@ -175,7 +176,8 @@ func (l *lossLoad) report(out io.Writer, cut time.Time) error {
 				sum = row{sum.all + r.all, sum.slow + r.slow, sum.failed + r.failed}
 			}
 		}
-		fmt.Fprintf(out, "# %s, after the cut: %d requests, %d slower than %v, %d failed within %v; the last of these began after %v\n",
+		fmt.Fprintf(out, "# %s, after the cut: %d requests, %d slower than %v, %d failed within %v; the last of these "+
+			"began after %v\n",
 			clients, sum.all, sum.slow, slowRequest, sum.failed, requestPatience, last[clients].Round(10*time.Millisecond))
 	}
 	const most = 10

@@ -32,8 +32,8 @@ type outage struct {
 	out    io.Writer
 }
 
-// TakeAPIServerAway takes the API server away, brings it back, and writes what happened. The error says that requests failed while the
-// Service had endpoints, or while nothing was to be learned of its endpoints.
+// TakeAPIServerAway takes the API server away, brings it back, and writes what happened. The error says that requests
+// failed while the Service had endpoints, or while nothing was to be learned of its endpoints.
 func TakeAPIServerAway(ctx context.Context, c *cluster.Cluster, o OutageOptions, out io.Writer) (err error) {
 	web, err := Start(ctx, c)
 	if err != nil {

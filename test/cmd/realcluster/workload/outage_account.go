@@ -53,7 +53,9 @@ func (a *account) gone() time.Time { return a.phases[1].from }
 func (a *account) blame() (itsWord, others []Failure) {
 	empty := a.empty()
 	for _, f := range a.failures {
-		told := slices.ContainsFunc(empty, func(s span) bool { return f.Ended.After(s.from) && f.Began.Before(s.to.Add(slack)) })
+		told := slices.ContainsFunc(empty, func(s span) bool {
+			return f.Ended.After(s.from) && f.Began.Before(s.to.Add(slack))
+		})
 		left := slices.ContainsFunc(a.notes, func(n note) bool {
 			return n.fewer && f.Began.Before(n.at.Add(slack)) && f.Ended.After(n.at)
 		})
@@ -70,14 +72,16 @@ func (a *account) blame() (itsWord, others []Failure) {
 func (a *account) write(out io.Writer) {
 	since := func(t time.Time) string { return fmt.Sprintf("%+6.1f s", t.Sub(a.gone()).Seconds()) }
 	for _, p := range a.phases {
-		fmt.Fprintf(out, "%s  %s, for %.1f s: %d of %d requests failed\n", since(p.from), p.name, p.to.Sub(p.from).Seconds(), p.failed, p.requests)
+		fmt.Fprintf(out, "%s  %s, for %.1f s: %d of %d requests failed\n", since(p.from), p.name, p.to.Sub(p.from).Seconds(),
+			p.failed, p.requests)
 	}
 	for _, n := range a.told() {
 		fmt.Fprintf(out, "%s  %s\n", since(n.at), n.text)
 	}
 	itsWord, others := a.blame()
 	for _, s := range a.empty() {
-		fmt.Fprintf(out, "no endpoint was ready for %.1f s, from %s to %s\n", s.to.Sub(s.from).Seconds(), since(s.from), since(s.to))
+		fmt.Fprintf(out, "no endpoint was ready for %.1f s, from %s to %s\n", s.to.Sub(s.from).Seconds(), since(s.from),
+			since(s.to))
 	}
 	if n := len(itsWord); n > 0 {
 		fmt.Fprintf(out, "%d requests failed because endpoints had gone, the first at %s, the last at %s: %v\n",
@@ -89,8 +93,8 @@ func (a *account) write(out io.Writer) {
 	fmt.Fprintf(out, "%d requests failed for another reason\n", len(others))
 }
 
-// told leaves out the renewals of leases, but for the last one of each node before the API server's return and the first
-// one after it.
+// told leaves out the renewals of leases, but for the last one of each node before the API server's return and the
+// first one after it.
 func (a *account) told() []note {
 	back := a.phases[len(a.phases)-1].from
 	last, first := map[string]int{}, map[string]int{}

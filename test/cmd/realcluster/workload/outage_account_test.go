@@ -38,9 +38,11 @@ func failure(began, ended float64, client string) Failure {
 
 // sliceOf is the slice of a family, with endpoints that are ready or not.
 func sliceOf(name string, ready ...bool) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}}
 	for i, r := range ready {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprint(name, i)}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(r)}})
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprint(name, i)},
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(r)}})
 	}
 	return s
 }
@@ -78,7 +80,8 @@ func TestBlame(t *testing.T) {
 	} {
 		a := outageOf(emptied(), c.failure)
 		if itsWord, others := a.blame(); len(others) != c.others || len(itsWord) != 1-c.others {
-			t.Errorf("%s: %d because of the control plane, %d others; want %d others", c.name, len(itsWord), len(others), c.others)
+			t.Errorf("%s: %d because of the control plane, %d others; want %d others", c.name, len(itsWord), len(others),
+				c.others)
 		}
 		if err := a.verdict(); (err != nil) != (c.others > 0) {
 			t.Errorf("%s: verdict %v", c.name, err)
@@ -116,9 +119,12 @@ func TestWriter(t *testing.T) {
 	const two, one = `{"f:a":{},"f:b":{}}`, `{"f:a":{}}`
 	r.take(controlplane.Write{At: at(-20), Object: pod(corev1.ConditionTrue, fields("kubelet", 1, two))})
 	r.notes = nil
-	r.take(controlplane.Write{At: at(40), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one), fields("kube-controller-manager", 2, one))})
-	r.take(controlplane.Write{At: at(41), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one), fields("kube-controller-manager", 2, one), fields("scheduler", 3, one))})
-	r.take(controlplane.Write{At: at(53), Object: pod(corev1.ConditionTrue, fields("kubelet", 4, two), fields("scheduler", 3, one))})
+	r.take(controlplane.Write{At: at(40), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one),
+		fields("kube-controller-manager", 2, one))})
+	r.take(controlplane.Write{At: at(41), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one),
+		fields("kube-controller-manager", 2, one), fields("scheduler", 3, one))})
+	r.take(controlplane.Write{At: at(53), Object: pod(corev1.ConditionTrue, fields("kubelet", 4, two),
+		fields("scheduler", 3, one))})
 	var got []string
 	for _, n := range r.taken() {
 		got = append(got, n.text)
@@ -132,7 +138,8 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// TestAccount: the account tells each phase, and of the leases the last renewal before the return and the first after it.
+// TestAccount: the account tells each phase, and of the leases the last renewal before the return and the first after
+// it.
 func TestAccount(t *testing.T) {
 	r := emptied()
 	for _, second := range []float64{-9, -3, 34, 44} {
@@ -141,7 +148,8 @@ func TestAccount(t *testing.T) {
 	var out bytes.Buffer
 	outageOf(r, failure(45, 45.1, "pod")).write(&out)
 	for _, want := range []string{
-		"  +0.0 s  away, for 30.0 s", "  -3.0 s  Lease", " +34.0 s  Lease", "no endpoint was ready for 13.0 s, from  +40.0 s to  +53.0 s\n",
+		"  +0.0 s  away, for 30.0 s", "  -3.0 s  Lease", " +34.0 s  Lease", "no endpoint was ready for 13.0 s, from  +40.0 " +
+			"s to  +53.0 s\n",
 		"1 requests failed because endpoints had gone, the first at  +45.1 s", "0 requests failed for another reason\n",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -57,7 +57,8 @@ func newRecord(namespace, service string) *record {
 // follow begins to take notes. It learns of the present state first, without a note. The returned function ends it.
 func (r *record) follow(ctx context.Context, c *cluster.Cluster) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	resources := []string{"minions", "pods/" + r.namespace, "endpointslices/" + r.namespace, "leases/kube-node-lease", "leases/kube-system"}
+	resources := []string{"minions", "pods/" + r.namespace, "endpointslices/" + r.namespace, "leases/kube-node-lease",
+		"leases/kube-system"}
 	started, ended := make(chan error, len(resources)), make(chan error, len(resources))
 	for _, resource := range resources {
 		go func() {
@@ -151,7 +152,8 @@ func (r *record) add(at time.Time, ready int, format string, args ...any) {
 }
 
 // condition notes a change of a condition Ready, and who made it.
-func (r *record) condition(at time.Time, name string, object metav1.Object, status corev1.ConditionStatus, reason string) {
+func (r *record) condition(at time.Time, name string, object metav1.Object, status corev1.ConditionStatus,
+	reason string) {
 	was := r.ready[name]
 	by := writer(r.fields[name], object.GetManagedFields())
 	r.ready[name], r.fields[name] = status, object.GetManagedFields()

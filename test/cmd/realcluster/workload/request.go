@@ -97,12 +97,14 @@ const podPort = 8080
 
 // Ask has a client pod ask a server for its host name, some times with a
 // connection each, and returns the answers.
-func (w *Web) Ask(ctx context.Context, client netip.Addr, protocol, host string, port uint16, times int) ([]string, error) {
+func (w *Web) Ask(ctx context.Context, client netip.Addr, protocol, host string, port uint16,
+	times int) ([]string, error) {
 	return w.askFor(ctx, "hostname", client, protocol, host, port, times)
 }
 
 // askFor is Ask for something else that the server knows, such as clientip.
-func (w *Web) askFor(ctx context.Context, what string, client netip.Addr, protocol, host string, port uint16, times int) ([]string, error) {
+func (w *Web) askFor(ctx context.Context, what string, client netip.Addr, protocol, host string, port uint16,
+	times int) ([]string, error) {
 	query := url.Values{
 		"request": {what}, "protocol": {protocol}, "host": {host},
 		"port": {strconv.Itoa(int(port))}, "tries": {strconv.Itoa(times)},
@@ -116,7 +118,8 @@ func (w *Web) askFor(ctx context.Context, what string, client netip.Addr, protoc
 		return nil, fmt.Errorf("%v asks %s: %w: %s", client, host, err, body)
 	}
 	if len(answer.Errors) > 0 || len(answer.Responses) != times {
-		return nil, fmt.Errorf("%v asks %s %d times: %d answers, errors %q", client, host, times, len(answer.Responses), answer.Errors)
+		return nil, fmt.Errorf("%v asks %s %d times: %d answers, errors %q", client, host, times, len(answer.Responses),
+			answer.Errors)
 	}
 	return answer.Responses, nil
 }

@@ -39,8 +39,8 @@ func tests(policies bool) []test {
 	return all
 }
 
-// Smoke tries the Services of a cluster as users and operators see them, while pods, nodes and the proxy come and go. It runs all tests in turn and writes a line for each. The error says how many
-// failed.
+// Smoke tries the Services of a cluster as users and operators see them, while pods, nodes and the proxy come and go.
+// It runs all tests in turn and writes a line for each. The error says how many failed.
 func Smoke(ctx context.Context, c *cluster.Cluster, out io.Writer) (err error) {
 	web, err := Start(ctx, c)
 	if err != nil {

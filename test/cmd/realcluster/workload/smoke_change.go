@@ -24,7 +24,8 @@ func restart() []byte {
 // updateDeployment: all endpoints are replaced, and no connection fails.
 func updateDeployment(ctx context.Context, f *fixture) (string, error) {
 	return f.Under(ctx, f.Nodes(), func() error {
-		_, err := f.Client.AppsV1().Deployments(Namespace).Patch(ctx, "web", types.StrategicMergePatchType, restart(), metav1.PatchOptions{})
+		_, err := f.Client.AppsV1().Deployments(Namespace).Patch(ctx, "web", types.StrategicMergePatchType, restart(),
+			metav1.PatchOptions{})
 		if err != nil {
 			return fmt.Errorf("restart the Deployment web: %w", err)
 		}
@@ -35,9 +36,10 @@ func updateDeployment(ctx context.Context, f *fixture) (string, error) {
 // awaitEnds returns once no pod of web is ending: then nothing can reach one that
 // has ended, either.
 func (f *fixture) awaitEnds(ctx context.Context) error {
-	list := cache.NewFilteredListWatchFromClient(f.Client.CoreV1().RESTClient(), "pods", Namespace, func(o *metav1.ListOptions) {
-		o.LabelSelector = "app=web"
-	})
+	list := cache.NewFilteredListWatchFromClient(f.Client.CoreV1().RESTClient(), "pods", Namespace,
+		func(o *metav1.ListOptions) {
+			o.LabelSelector = "app=web"
+		})
 	ending := map[string]bool{}
 	_, err := watchtools.UntilWithSync(ctx, list, &corev1.Pod{}, func(store cache.Store) (bool, error) {
 		for _, o := range store.List() {
@@ -61,7 +63,8 @@ func (f *fixture) awaitEnds(ctx context.Context) error {
 // updateProxy: all pods of the proxy are replaced, and no connection fails.
 func updateProxy(ctx context.Context, f *fixture) (string, error) {
 	return f.Under(ctx, f.Nodes(), func() error {
-		_, err := f.Client.AppsV1().DaemonSets("kube-system").Patch(ctx, "nftproxy", types.StrategicMergePatchType, restart(), metav1.PatchOptions{})
+		_, err := f.Client.AppsV1().DaemonSets("kube-system").Patch(ctx, "nftproxy", types.StrategicMergePatchType, restart(),
+			metav1.PatchOptions{})
 		if err != nil {
 			return fmt.Errorf("restart the DaemonSet nftproxy: %w", err)
 		}
@@ -125,7 +128,8 @@ func joinNode(ctx context.Context, f *fixture) (seen string, err error) {
 
 func (f *fixture) scale(ctx context.Context, replicas int) error {
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-	_, err := f.Client.AppsV1().Deployments(Namespace).Patch(ctx, "web", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := f.Client.AppsV1().Deployments(Namespace).Patch(ctx, "web", types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("scale the Deployment web: %w", err)
 	}

@@ -29,13 +29,15 @@ type alone struct {
 	// addrs are load balancers' addresses, external IPs and cluster IPs of both families.
 	addrs    []netip.Addr
 	nodePort uint16
-	// hidden has the families, by Is4, in which the pods' network itself gives pods the address of their node towards other
-	// nodes, such as flannel's. To another node they are clients outside then: where it has no endpoint, it drops their packets.
+	// hidden has the families, by Is4, in which the pods' network itself gives pods the address of their node towards
+	// other nodes, such as flannel's. To another node they are clients outside then: where it has no endpoint, it drops
+	// their packets.
 	hidden map[bool]bool
 }
 
-// localPolicyForPods: pods of every node reach a Service with policy Local at its addresses with their own, wherever its only
-// endpoint is. The node ports of their own node serve them; those of another do so by its own endpoint, or refuse them at once.
+// localPolicyForPods: pods of every node reach a Service with policy Local at its addresses with their own, wherever
+// its only endpoint is. The node ports of their own node serve them; those of another do so by its own endpoint, or
+// refuse them at once.
 func localPolicyForPods(ctx context.Context, f *fixture) (string, error) {
 	a := &alone{fixture: f, hidden: map[bool]bool{}}
 	if err := a.make(ctx); err != nil {
@@ -66,15 +68,18 @@ func localPolicyForPods(ctx context.Context, f *fixture) (string, error) {
 			}
 		}
 	}
-	return fmt.Sprintf("pods of %d nodes, %d of them outside of the Node's podCIDRs, kept their addresses at %d addresses; node ports: %v",
+	return fmt.Sprintf("pods of %d nodes, %d of them outside of the Node's podCIDRs, kept their addresses at %d "+
+		"addresses; node ports: %v",
 		len(a.clients), foreign, len(a.addrs), counts), errors.Join(errs...)
 }
 
-// make makes the Service with all its addresses, which are on no interface and in no range of the cluster's, and its endpoint.
+// make makes the Service with all its addresses, which are on no interface and in no range of the cluster's, and its
+// endpoint.
 func (a *alone) make(ctx context.Context) error {
 	balancers, externals := []string{"192.0.2.10", "2001:db8:2::10"}, []string{"192.0.2.11", "2001:db8:2::11"}
 	list := `["` + strings.Join(externals, `", "`) + `"]`
-	if err := a.Plane.Apply(ctx, strings.NewReplacer("NAMESPACE", Namespace, "EXTERNAL_IPS", list).Replace(aloneManifest)); err != nil {
+	if err := a.Plane.Apply(ctx, strings.NewReplacer("NAMESPACE", Namespace, "EXTERNAL_IPS",
+		list).Replace(aloneManifest)); err != nil {
 		return err
 	}
 	services := a.Client.CoreV1().Services(Namespace)
@@ -139,7 +144,8 @@ func (a *alone) keepsAddress(ctx context.Context, node string, to netip.Addr) er
 	for {
 		seen, err := a.seenClient(ctx, node, netip.AddrPortFrom(to, 80))
 		if err == nil && seen != a.client(node, to) {
-			return fmt.Errorf("the client of %s asks %v, and the endpoint on %s sees %v, not the client's %v", node, to, a.at, seen, a.client(node, to))
+			return fmt.Errorf("the client of %s asks %v, and the endpoint on %s sees %v, not the client's %v", node, to, a.at,
+				seen, a.client(node, to))
 		}
 		if err == nil || pause(ctx, 100*time.Millisecond) != nil {
 			return err
@@ -170,7 +176,8 @@ func (a *alone) askNodePort(ctx context.Context, node, other string, to netip.Ad
 		a.hidden[to.Is4()] = true
 		return "masqueraded by the pods' network", nil
 	}
-	return "failed", fmt.Errorf("the client %v of %s asks %v of %s, and the endpoint on %s sees %v", a.client(node, to), node, to, other, a.at, seen)
+	return "failed", fmt.Errorf("the client %v of %s asks %v of %s, and the endpoint on %s sees %v", a.client(node, to),
+		node, to, other, a.at, seen)
 }
 
 // client is the address of a node's client in the family of another.

@@ -18,8 +18,8 @@ import (
 //go:embed manifests/policy.yaml
 var policyManifest string
 
-// enforcePolicy: a NetworkPolicy that lets nobody in closes the pods to a pod that asks the Service, and one that lets in the client
-// pods and the nodes' network opens them. The second one stays in force for the tests that follow.
+// enforcePolicy: a NetworkPolicy that lets nobody in closes the pods to a pod that asks the Service, and one that lets
+// in the client pods and the nodes' network opens them. The second one stays in force for the tests that follow.
 func enforcePolicy(ctx context.Context, f *fixture) (string, error) {
 	if err := f.applyPolicy(ctx, "[]"); err != nil {
 		return "", err
@@ -41,7 +41,8 @@ func enforcePolicy(ctx context.Context, f *fixture) (string, error) {
 	for _, p := range cluster.NodeNetworks() {
 		blocks = append(blocks, fmt.Sprintf("{ipBlock: {cidr: %q}}", p))
 	}
-	rule := fmt.Sprintf("[{from: [{podSelector: {matchLabels: {app: client}}}, %s], ports: [{port: 8080}, {port: 8081, protocol: UDP}]}]", strings.Join(blocks, ", "))
+	rule := fmt.Sprintf("[{from: [{podSelector: {matchLabels: {app: client}}}, %s], ports: [{port: 8080}, {port: 8081, "+
+		"protocol: UDP}]}]", strings.Join(blocks, ", "))
 	if err := f.applyPolicy(ctx, rule); err != nil {
 		return "", err
 	}
@@ -53,7 +54,8 @@ func enforcePolicy(ctx context.Context, f *fixture) (string, error) {
 	if err := f.awaitWeb(ctx, append(open, closed...), true); err != nil {
 		return "", fmt.Errorf("a NetworkPolicy that lets the clients in: %w", err)
 	}
-	return fmt.Sprintf("pods on %d nodes had no answer from cluster IPs of %d families, and then had one again", len(f.Nodes()), len(closed)), nil
+	return fmt.Sprintf("pods on %d nodes had no answer from cluster IPs of %d families, and then had one again",
+		len(f.Nodes()), len(closed)), nil
 }
 
 // webPods are the addresses of the pods of web, of both families, with the port that they serve HTTP on.
@@ -79,7 +81,8 @@ func (f *fixture) applyPolicy(ctx context.Context, ingress string) error {
 	return f.Plane.Apply(ctx, strings.NewReplacer("NAMESPACE", Namespace, "INGRESS", ingress).Replace(policyManifest))
 }
 
-// awaitWeb returns once a pod on each node has, or has not, an answer of web at each of these addresses: engines learn of a policy sooner or later.
+// awaitWeb returns once a pod on each node has, or has not, an answer of web at each of these addresses: engines learn
+// of a policy sooner or later.
 func (f *fixture) awaitWeb(ctx context.Context, addrs []netip.AddrPort, open bool) error {
 	clients, err := f.Clients(ctx)
 	if err != nil {

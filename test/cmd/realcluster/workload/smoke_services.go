@@ -13,7 +13,8 @@ import (
 // all endpoints answer.
 func byName(ctx context.Context, f *fixture) (string, error) {
 	return f.askFromEachNode(ctx, 20,
-		target{"http", "web", 80}, target{"http", "web." + Namespace + ".svc.cluster.local", 80}, target{"udp", "web." + Namespace, 81})
+		target{"http", "web", 80}, target{"http", "web." + Namespace + ".svc.cluster.local", 80},
+		target{"udp", "web." + Namespace, 81})
 }
 
 // clusterIPs: the same by cluster IPs.
@@ -62,7 +63,8 @@ func (f *fixture) askFromEachNode(ctx context.Context, times int, targets ...tar
 	if len(all) != 3 {
 		errs = append(errs, fmt.Errorf("%d of 3 endpoints answered", len(all)))
 	}
-	return fmt.Sprintf("%d requests from %d nodes, %d endpoints answered", len(clients)*len(targets)*times, len(clients), len(all)), errors.Join(errs...)
+	return fmt.Sprintf("%d requests from %d nodes, %d endpoints answered", len(clients)*len(targets)*times, len(clients),
+		len(all)), errors.Join(errs...)
 }
 
 // nodePorts: a node port answers on each address of each node, with all

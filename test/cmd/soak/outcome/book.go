@@ -164,7 +164,9 @@ func (b *Book) Now(q Question) Expectation {
 func (b *Book) Questions() []Question {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(b.versions), func(a, c Question) int { return strings.Compare(a.String(), c.String()) })
+	return slices.SortedFunc(maps.Keys(b.versions), func(a, c Question) int {
+		return strings.Compare(a.String(), c.String())
+	})
 }
 
 // Verdict is what became of a question, judged.
@@ -204,7 +206,8 @@ func (b *Book) Judge(q Question, a Answer, from, to time.Time) Verdict {
 	for _, e := range held {
 		texts = append(texts, e.String())
 	}
-	v.Wrong = fmt.Sprintf("%v, between %s and %s: %v; want: %s", q, clock(from), clock(to), a, strings.Join(texts, ", or "))
+	v.Wrong = fmt.Sprintf("%v, between %s and %s: %v; want: %s", q, clock(from), clock(to), a,
+		strings.Join(texts, ", or "))
 	if a.Open {
 		v.Wrong += fmt.Sprintf("; an open flow, which was with %q", a.Was)
 	}
@@ -223,14 +226,17 @@ func (b *Book) Excuse(from, to time.Time) string {
 	return b.damagedBetween(from, to)
 }
 
-// MayCut says whether an open connection to the pod may have been cut between the times: the Service did not have the pod all
-// of the time, in whatever condition, and it, or else the node, asks that connections to departed endpoints be cut.
+// MayCut says whether an open connection to the pod may have been cut between the times: the Service did not have the
+// pod all of the time, in whatever condition, and it, or else the node, asks that connections to departed endpoints be
+// cut.
 func (b *Book) MayCut(q Question, pod string, from, to time.Time, node bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	held := b.held(q, from, to, true)
 	asked := func(e Expectation) bool { return e.Departed == "cut" || e.Departed == "" && node }
-	return slices.ContainsFunc(held, asked) && slices.ContainsFunc(held, func(e Expectation) bool { return !slices.Contains(e.Known, pod) })
+	return slices.ContainsFunc(held, asked) && slices.ContainsFunc(held, func(e Expectation) bool {
+		return !slices.Contains(e.Known, pod)
+	})
 }
 
 // Sticks says whether a client that the pod answered at first must still be with it.
@@ -242,7 +248,8 @@ func (b *Book) Sticks(q Question, pod string, first, to time.Time) bool {
 	}
 	held := b.held(q, first, to, false)
 	for _, e := range held {
-		if e.Local != held[0].Local || e.Fate != Served || e.Affinity == 0 || to.Sub(first) >= e.Affinity || !slices.Contains(e.Pods, pod) {
+		if e.Local != held[0].Local || e.Fate != Served || e.Affinity == 0 || to.Sub(first) >= e.Affinity ||
+			!slices.Contains(e.Pods, pod) {
 			return false
 		}
 	}

@@ -169,7 +169,8 @@ func TestDrops(t *testing.T) {
 		"another pod":   {by("b"), false, true},
 		"an open flow":  {open, true, false},
 	} {
-		if v := b.Judge(question(), c.answer, at(11), at(12)); (v.Excuse != "") != c.excuse || (v.Wrong != "") != c.wrong || !v.Damaged {
+		if v := b.Judge(question(), c.answer, at(11), at(12)); (v.Excuse != "") != c.excuse || (v.Wrong != "") != c.wrong ||
+			!v.Damaged {
 			t.Errorf("%s: %+v", name, v)
 		}
 	}
@@ -224,7 +225,8 @@ func TestSticks(t *testing.T) {
 	e.Affinity = 100 * time.Second
 	expect(b, e, 0)
 	b.Settled(at(1))
-	if !b.Sticks(question(), "a", at(2), at(50)) || b.Sticks(question(), "a", at(2), at(102)) || b.Sticks(question(), "c", at(2), at(50)) {
+	if !b.Sticks(question(), "a", at(2), at(50)) || b.Sticks(question(), "a", at(2), at(102)) ||
+		b.Sticks(question(), "c", at(2), at(50)) {
 		t.Error("not by the pod and the time-out")
 	}
 	b.Damage("flush", at(60))
@@ -248,8 +250,8 @@ func TestSticks(t *testing.T) {
 	}
 }
 
-// TestMayCut: only connections to a pod that was not there all of the time may be cut, and only if the Service asks for it, or
-// asks for nothing and the node does.
+// TestMayCut: only connections to a pod that was not there all of the time may be cut, and only if the Service asks for
+// it, or asks for nothing and the node does.
 func TestMayCut(t *testing.T) {
 	for _, test := range []struct {
 		departed string

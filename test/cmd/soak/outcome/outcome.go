@@ -69,7 +69,9 @@ type Expectation struct {
 }
 
 func (e Expectation) equal(o Expectation) bool {
-	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local && e.Service == o.Service && e.Departed == o.Departed && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
+	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local &&
+		e.Service == o.Service && e.Departed == o.Departed && slices.Equal(e.Pods, o.Pods) &&
+		slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
 }
 
 func (e Expectation) String() string {

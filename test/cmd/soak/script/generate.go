@@ -239,13 +239,15 @@ func (g *Generator) service() {
 		args = append(args, "departed="+[]string{"keep", "cut"}[g.rng.IntN(2)])
 	}
 	if g.rng.IntN(4) == 0 {
-		args = append(args, "ranges="+[]string{"7000-7100/TCP", "7000-7100/UDP,9/TCP", "20000-60000/TCP,20000-60000/UDP"}[g.rng.IntN(3)])
+		args = append(args, "ranges="+[]string{"7000-7100/TCP", "7000-7100/UDP,9/TCP",
+			"20000-60000/TCP,20000-60000/UDP"}[g.rng.IntN(3)])
 	}
 	if g.rng.IntN(4) == 0 {
 		args = append(args, "slow-start="+[]string{"1s", "5s", "60s"}[g.rng.IntN(3)])
 	}
 	if g.rng.IntN(4) == 0 {
-		args = append(args, "udp-timeouts="+[]string{"30s,10m", "10m,24h"}[g.rng.IntN(2)], "tcp-timeout="+[]string{"30m", "72h"}[g.rng.IntN(2)])
+		args = append(args, "udp-timeouts="+[]string{"30s,10m", "10m,24h"}[g.rng.IntN(2)], "tcp-timeout="+
+			[]string{"30m", "72h"}[g.rng.IntN(2)])
 	}
 	if g.rng.IntN(4) == 0 {
 		args = append(args, fmt.Sprintf("affinity=%d", []int{5, 600, 10800}[g.rng.IntN(3)]))
@@ -319,7 +321,8 @@ const (
 
 // WaysToTamper lists the ways; the one that is drawn most often stands twice.
 func WaysToTamper() []string {
-	return []string{DeleteElements, DeleteElements, ChangeElements, AddElements, FlushChain, AddRule, DeleteTable, AddChain, Dormant}
+	return []string{DeleteElements, DeleteElements, ChangeElements, AddElements, FlushChain, AddRule, DeleteTable,
+		AddChain, Dormant}
 }
 
 func (g *Generator) tamper() {

@@ -126,7 +126,8 @@ func Parse(r io.Reader) ([]Event, error) {
 // Verbs lists all verbs.
 func Verbs() []string {
 	return []string{
-		World, Service, Delete, Endpoints, Crowd, Start, Kill, Term, Pause, Older, Options, Flush, Tamper, Unowned, Other, Churn, Full,
+		World, Service, Delete, Endpoints, Crowd, Start, Kill, Term, Pause, Older, Options, Flush, Tamper, Unowned, Other,
+		Churn, Full,
 		StopAPI, StartAPI, Backup, Restore, AddAddress, DelAddress, AddLink, DelLink, Cut, Repair, Settle,
 	}
 }

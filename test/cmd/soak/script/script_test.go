@@ -96,7 +96,8 @@ func clone(m map[string]string) map[string]string {
 }
 
 func TestUnknown(t *testing.T) {
-	if _, err := script.Parse(strings.NewReader("world\nexplode n=1\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
+	if _, err := script.Parse(strings.NewReader("world\nexplode n=1\n")); err == nil || !strings.Contains(err.Error(),
+		"line 2") {
 		t.Errorf("error %v", err)
 	}
 	e := script.New(script.Endpoints, "name=web", "pods=", "n=x")
@@ -115,7 +116,9 @@ func TestReduce(t *testing.T) {
 			t.Fatalf("a script begins with %v", some[0])
 		}
 		at := slices.IndexFunc(some, func(e script.Event) bool { return e.String() == events[40].String() })
-		return at >= 0 && slices.ContainsFunc(some[at:], func(e script.Event) bool { return e.String() == events[90].String() }), nil
+		return at >= 0 && slices.ContainsFunc(some[at:], func(e script.Event) bool {
+			return e.String() == events[90].String()
+		}), nil
 	}
 	got, err := script.Reduce(events, fails)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package v1beta1 stands in for the objects of the routing daemon frr-k8s, which MetalLB writes in its mode frr-k8s. Not every
-// module proxy has the version that MetalLB names, and the test clusters run another mode. The API server's client does not know these
-// objects, so each call with one fails.
+// Package v1beta1 stands in for the objects of the routing daemon frr-k8s, which MetalLB writes in its mode frr-k8s.
+// Not every module proxy has the version that MetalLB names, and the test clusters run another mode. The API server's
+// client does not know these objects, so each call with one fails.
 package v1beta1
 
 import (
