@@ -40,19 +40,17 @@ func clusterNeighbours() []clusterNeighbour {
 	const plugins, flannel = "github.com/containernetworking/plugins", "github.com/flannel-io/flannel"
 	const kubeRouter = "github.com/cloudnativelabs/kube-router/v2"
 	// What holds for each engine that judges packets after nftproxy has chosen the endpoint.
-	targetPorts := "So ports in a NetworkPolicy are those of pods (`targetPort`), and `egress` to a cluster IP as " +
-		"`ipBlock` matches nothing: name the pods."
-	outside := "An `ipBlock` for clients outside wants `externalTrafficPolicy: Local`. With `Cluster` the endpoint's " +
+	targetPorts := "A NetworkPolicy's ports are those of pods (`targetPort`). `egress` to a cluster IP as `ipBlock` matches " +
+		"nothing: select the pods."
+	outside := "For an `ipBlock` of clients outside, use `externalTrafficPolicy: Local`. With `Cluster` the endpoint's " +
 		"node may see a node's address."
 	network := func(name, what string) clusterNeighbour {
 		return clusterNeighbour{
 			name: name, what: what, modules: map[string]string{"flannel": flannel, "cni": plugins},
 			up: []string{"--cni=" + name}, focus: `\[Conformance\]`, tests: "`[Conformance]`",
 			notes: []string{
-				"flannel reaches the API server by its cluster IP. Until nftproxy serves that, it ends, and the kubelet starts " +
-					"it again.",
-				"The module of the CNI plugin flannel is apart from flannel's. The DaemonSet writes the configuration that the " +
-					"plugin gives to the plugins bridge and host-local.",
+				"flannel reaches the API server by its cluster IP. Until nftproxy serves that, flannel exits and is " +
+					"restarted.",
 			},
 		}
 	}
@@ -68,14 +66,13 @@ func clusterNeighbours() []clusterNeighbour {
 			setting: "`\"hairpinMode\": true` for the CNI plugin bridge, in the ConfigMap `kube-router-cfg` or in " +
 				"`/etc/cni/net.d/10-kuberouter.conflist`",
 			notes: []string{
-				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod gets no " +
-					"answer from a Service that leads back to the pod (tried in this cluster: time-outs of both families, and " +
-					"answers with it). `nftproxy check` names the bridge `kube-bridge` once Services are served.",
-				"As in its own manifest, it enforces NetworkPolicies of IPv4 only (see kube-router-policies). Routes are of both " +
-					"families.",
-				"By its source, kube-router learns of the pod addresses of a new node at its next look at all nodes, every five " +
-					"minutes (`--routes-sync-period`), and masquerades connections of pods to pods of that node until then. So this " +
-					"run has 10 s.",
+				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod " +
+					"gets no answer from a Service that leads back to the pod. `nftproxy check` names the bridge " +
+					"`kube-bridge`.",
+				"Like its own manifest, this one enforces NetworkPolicies for IPv4 only (see kube-router-policies). " +
+					"Routes are for both families.",
+				"kube-router learns the pod addresses of a new node every five minutes (`--routes-sync-period`; here " +
+					"10 s). Until then it masquerades connections of pods to pods of that node.",
 				"kube-router reaches the API server by its cluster IP. Until nftproxy serves that, it is not ready.",
 			},
 		},
@@ -85,17 +82,12 @@ func clusterNeighbours() []clusterNeighbour {
 			modules: map[string]string{"kube-router": kubeRouter},
 			up:      []string{"--policies=kube-router"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
-				"The engine sees the client's own address and the endpoint's: its rules are in the chains INPUT, FORWARD and " +
-					"OUTPUT of iptables' table filter (`KUBE-ROUTER-*`), after nftproxy has translated to the endpoint and before " +
-					"it translates the client's address.",
+				"The engine sees the client's own address and the endpoint's.",
 				targetPorts, outside,
-				"What it forbids it refuses: TCP clients see \"connection refused\" at once, the same as from a Service without " +
+				"It refuses what it forbids: TCP clients see \"connection refused\", as from a Service without " +
 					"endpoints.",
-				"IPv6 is left open: with `--enable-ipv6=true` v2.1.0 writes rules that name sets which do not exist, and " +
-					"`ip6tables-restore` refuses them (`Set KUBE-SRC-JSGDRYHOC4L6K7WA doesn't exist`; kube-router's issue 1653, " +
-					"mended after v2.1.0). It also writes old members back into the sets of IPv4 then, so that new pods are " +
-					"refused. Both are faults of kube-router alone: rules of nftproxy play no part. v2.1.0 is the newest release " +
-					"that could be had for this run.",
+				"Do not use `--enable-ipv6=true` with v2.1.0: its rules name sets that do not exist (kube-router's " +
+					"issue 1653), so IPv6 stays open, and new pods are refused in IPv4.",
 			},
 		},
 		{
@@ -104,14 +96,12 @@ func clusterNeighbours() []clusterNeighbour {
 			modules: map[string]string{"policies": "sigs.k8s.io/kube-network-policies"},
 			up:      []string{"--policies=kube-network-policies"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
-				"The engine sees the client's own address and the endpoint's: its hook is postrouting, before addresses of " +
-					"clients are translated there (priority 100), and after prerouting and output, where nftproxy translates to the " +
-					"endpoint (priority -100).",
+				"The engine sees the client's own address and the endpoint's.",
 				targetPorts, outside,
-				"A kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) refuses the engine's own rules. The engine then says so " +
-					"at level info only, stays `Running` and enforces nothing; `nftproxy check` says that a program waits for " +
-					"packets in a queue and that no rule hands it any. Try a NetworkPolicy after the installation. This run had " +
-					"such a kernel, and so the rules of `test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
+				"On a kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) the engine stays `Running` and enforces " +
+					"nothing. `nftproxy check` says that no rule hands packets to its queue. Try a NetworkPolicy after the " +
+					"installation. This run had such a kernel, and the rules of " +
+					"`test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
 			},
 		},
 		{
@@ -120,15 +110,11 @@ func clusterNeighbours() []clusterNeighbour {
 			modules: map[string]string{"metallb": "go.universe.tf/metallb"},
 			up:      []string{"--announcer=metallb"}, focus: "LoadBalancers", tests: "LoadBalancers",
 			notes: []string{
-				"No setting is needed: MetalLB puts its addresses on no interface, and nftproxy takes what comes to them.",
-				"In layer 2 one node has the address. With `externalTrafficPolicy: Local` only that node's endpoints get " +
-					"connections. Two of Kubernetes' tests want more, and so they are left out.",
-				"A third is left out after a run: *should only target nodes with endpoints* asks the health check node port at " +
-					"both addresses of each node, for a Service of IPv4. nftproxy answers in IPv4 only, as kube-proxy does " +
-					"(`serviceFamily` in its package `healthcheck`).",
-				"MetalLB's webhook was off in this run: the API server of this cluster is on no node and reaches no cluster IP. " +
-					"Its modes for BGP were not tried: for one of them the speaker was built with a stand-in for the objects of " +
-					"frr-k8s, whose pinned version could not be had.",
+				"No setting is needed: MetalLB puts its addresses on no interface, and nftproxy serves what comes to " +
+					"them.",
+				"In layer 2 one node has the address. With `externalTrafficPolicy: Local` only that node's endpoints " +
+					"get connections.",
+				"Health check node ports answer for the Service's families only, as with kube-proxy.",
 			},
 		},
 	}
@@ -239,15 +225,7 @@ func clustersSection(docs string) (text string, without []string, err error) {
 			without = append(without, n.name+" ("+n.what+")")
 			continue
 		}
-		tests := ""
-		if len(r.Tests) > 0 {
-			tests, _, _ = strings.Cut(strings.TrimPrefix(r.Tests[0], "sig-network: "), ",")
-			_, more, _ := strings.Cut(r.Tests[0], ", ")
-			failed, _, _ := strings.Cut(more, ",")
-			tests += ", " + failed
-		}
-		rows += fmt.Sprintf("| %s | %s | %s | %s: %s | %s |\n", r.Name, r.What, strings.Join(r.Versions, ", "), r.Focus,
-			tests, r.verdict())
+		rows += fmt.Sprintf("| %s | %s | %s |\n", r.Name, r.What, r.verdict())
 		notes = append(notes, remarks(r.Name, r.Notes)...)
 	}
 	if rows == "" {
@@ -259,9 +237,8 @@ func clustersSection(docs string) (text string, without []string, err error) {
 const clustersHead = `
 ## Programs of a cluster
 
-Each run is on the cluster of ` + "`make cluster`" + ` with three nodes of both families. Requests go to Services while a Deployment and nftproxy are
-updated, a node is drained and one joins: none may fail. Then Kubernetes' own sig-network tests run, those that the table names.
+Each ran on a dual-stack cluster of three nodes, under traffic and with Kubernetes' own sig-network tests.
 
-| Program | How it is set up | Versions | Kubernetes' tests | nftproxy beside it |
-|---|---|---|---|---|
+| Program | How it is set up | nftproxy beside it |
+|---|---|---|
 `

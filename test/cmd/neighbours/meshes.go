@@ -36,11 +36,10 @@ until grep -qs ready /tmp/sidecar.log; do sleep 0.1; done
 			programs: []string{"istio.io/istio " + istioVersion},
 			events:   []event{{nameStart, ""}, {"changes its rules", ""}, {"restarts", ""}}, stop: event{"stops", ""},
 			notes: []string{
-				"Envoy chooses endpoints of Services that Istio knows by itself: then the node sees connections of the pod to " +
-					"endpoints, and none to the cluster IP. This run is about all others, and about UDP, which Istio does not " +
-					"redirect.",
-				"With a proxy in the client's pod, a connection to a Service without endpoints, or to an unknown port, begins " +
-					"and then breaks off. `nftproxy` refuses the proxy's own connection, which is why the proxy ends the client's.",
+				"Envoy itself chooses the endpoints of Services that Istio knows. nftproxy serves all others, and UDP, " +
+					"which Istio does not redirect.",
+				"With a proxy in the client's pod, a connection to a Service without endpoints, or to an unknown port, " +
+					"begins and then breaks off.",
 			},
 			peers: []peer{in("pod"), in("endpoint")}, accepts: []string{"pod", "endpoint"},
 			drops: []string{nameStart, "changes its rules", "restarts", "stops"}, cuts: true,

@@ -71,13 +71,11 @@ func (r result) verdict() verdict {
 	case len(closed) > 0 && len(r.Check) == 0:
 		return verdict{false, "blocks some Service traffic, and `nftproxy check` does not say so"}
 	case len(closed) > 0:
-		return verdict{true, "blocks some Service traffic, as it blocks direct traffic to the pods or the node: needs a " +
-			"setting"}
+		return verdict{true, "blocks Service traffic as it blocks direct traffic: needs a setting"}
 	case r.Silences != "" && len(r.Check) == 0:
 		return verdict{false, "drops refusals, and `nftproxy check` does not say so"}
 	case r.Silences != "":
-		return verdict{true, "works, but the node's own TCP connections to Services without endpoints and to unknown ports " +
-			"time out in place of being refused: needs a setting" + also}
+		return verdict{true, "works, but connections of the node that should be refused time out: needs a setting" + also}
 	case r.Setting != "":
 		return verdict{true, "works with this setting: " + r.Setting + also}
 	}
@@ -111,12 +109,9 @@ func (r result) text() string {
 
 const head = `# Beside other programs
 
-You run another program on the nodes that sets packet filter rules or addresses, and want to know whether nftproxy works beside it. Each row
-below is from a run of the real program. ` + "`nftproxy check`" + ` names, on a node, what the setting of a row is for. *PODS* stands for the cluster's
-ranges of pod addresses.
-
-A run compares connections with those of the program alone, after each start, reload and stop of the program and of nftproxy:
-[how, and all results](evidence/neighbours/README.md).
+Does nftproxy work beside another program that sets packet filter rules or addresses on the nodes? Each row is from a
+run of the real program: [how, its version, and all results](evidence/neighbours/README.md). On a node,
+` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's ranges of pod addresses.
 
 `
 
@@ -158,7 +153,7 @@ func page(docs string) (string, error) {
 			without = append(without, n.name+" ("+n.what+")")
 			continue
 		}
-		rows += fmt.Sprintf("| %s | %s | %s | %s |\n", r.Name, r.What, strings.Join(r.Versions, ", "), r.verdict().text)
+		rows += fmt.Sprintf("| %s | %s | %s |\n", r.Name, r.What, r.verdict().text)
 		notes = append(notes, remarks(r.Name, r.Notes)...)
 	}
 	clusters, more, err := clustersSection(docs)
@@ -166,8 +161,8 @@ func page(docs string) (string, error) {
 		return "", err
 	}
 	without = append(without, more...)
-	table := "## Programs of a node\n\n| Program | How it is set up | Versions | nftproxy beside it " +
-		"|\n|---|---|---|---|\n" + rows + list(notes)
+	table := "## Programs of a node\n\n| Program | How it is set up | nftproxy beside it |\n|---|---|---|\n" + rows +
+		list(notes)
 	return head + table + clusters + fmt.Sprintf(notTried, strings.Join(without, "\n- ")), nil
 }
 

@@ -67,13 +67,10 @@ vtysh -c 'show running-config' | grep 'description router'
 			{start: "ip route delete 192.168.100.2/32\nip route delete fd00:100::2/128\n" + announcer("192.168.100.3") + start},
 		},
 		notes: []string{
-			"Give a node the addresses that it announces, such as on `lo`, as the script of this run does for the first of " +
-				"them: then the node refuses ports that no Service has. " +
-				"Otherwise the node sends such packets back to the router by its default route, and the router sends them to the " +
-				"node, until their time to live ends: a packet with 64 comes to the node 31 times.",
-			"When routes change, an open connection may reach another node and ends. That is so with `balance: flow`, too, " +
-				"although each node chooses the same endpoint: with policy Cluster the endpoint sees another node's address, and " +
-				"resets the connection.",
+			"Give a node the addresses that it announces, such as on `lo`. It then refuses ports that no Service " +
+				"has. Otherwise such packets go back and forth between node and router until their time to live ends.",
+			"When routes change, an open connection may reach another node and end. With `balance: flow` and policy " +
+				"Cluster, too: the endpoint sees another node's address, and resets the connection.",
 		},
 		beside: map[string]func(context.Context, *world) error{
 			namePrepared:                               announced(two, two, endpoints),
