@@ -40,8 +40,8 @@ func clusterNeighbours() []clusterNeighbour {
 	const plugins, flannel = "github.com/containernetworking/plugins", "github.com/flannel-io/flannel"
 	const kubeRouter = "github.com/cloudnativelabs/kube-router/v2"
 	// What holds for each engine that judges packets after nftproxy has chosen the endpoint.
-	targetPorts := "A NetworkPolicy's ports are those of pods (`targetPort`). `egress` to a cluster IP as `ipBlock` matches " +
-		"nothing: select the pods."
+	targetPorts := "A NetworkPolicy's ports are those of pods (`targetPort`). `egress` to a cluster IP as `ipBlock` " +
+		"matches nothing: select the pods."
 	outside := "For an `ipBlock` of clients outside, use `externalTrafficPolicy: Local`. With `Cluster` the endpoint's " +
 		"node may see a node's address."
 	network := func(name, what string) clusterNeighbour {
