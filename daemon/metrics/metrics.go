@@ -97,7 +97,7 @@ func (m *Metrics) registerOwn(f factory) {
 	m.written = f.counter("nftproxy_written_objects_total",
 		"Elements, rules, chains and other objects that were added to the kernel's tables or removed.")
 	m.quarantined = f.gauge("nftproxy_quarantined_parts",
-		"Services and other parts of the program that are left out because the kernel refused them.")
+		"Services and other parts of the rules that are left out because the kernel refused them.")
 	m.services = f.gauge("nftproxy_services",
 		"Services in the latest snapshot.")
 	m.options.with = f.gauges("nftproxy_services_with_option", []string{"option"},
@@ -110,9 +110,9 @@ func (m *Metrics) registerOwn(f factory) {
 		"Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, "+
 			"they are left out; report, they would be.")
 	m.ejectionCPU = f.counter("nftproxy_ejection_look_cpu_seconds_total",
-		"CPU time of looks for connections without an answer, and of the questions and decisions that follow.")
+		"CPU time spent on finding endpoints that do not answer.")
 	m.ejectionFailures = f.counter("nftproxy_ejection_look_failures_total",
-		"Looks for connections without an answer that failed.")
+		"Failed searches for connections without an answer.")
 	m.conflicts = f.gauge("nftproxy_conflicting_services",
 		"Services without an address, port or node port that they claim, "+
 			"because another Service has it or the node needs it.")
@@ -121,7 +121,7 @@ func (m *Metrics) registerOwn(f factory) {
 	m.conntrackRemoved = f.counters("nftproxy_conntrack_removed_entries_total", []string{"reason"},
 		"Stale conntrack entries that were removed, by the reason why they were stale.")
 	m.conntrackScanned = f.counter("nftproxy_conntrack_scanned_entries_total",
-		"Conntrack entries that passes have looked at.")
+		"Conntrack entries that were read.")
 	m.conntrackPasses = f.counters("nftproxy_conntrack_passes_total", []string{"kind"},
 		"Passes over the conntrack table: a whole one asks the kernel for all entries, a filtered one for some.")
 	m.conntrackCPU = f.counter("nftproxy_conntrack_cpu_seconds_total",
@@ -301,9 +301,9 @@ func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 // Prometheus asks, since a sync must not cost a walk over the whole program.
 func collectProgramSize(latest *atomic.Pointer[nft.Program]) *collector {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
-	elements := desc("nftproxy_program_elements", "Map and set elements of the latest program, both families together.")
-	chains := desc("nftproxy_program_chains", "Chains of the latest program, both families together.")
-	rules := desc("nftproxy_program_rules", "Rules of the latest program, both families together.")
+	elements := desc("nftproxy_program_elements", "Map and set elements of the latest rules, both families together.")
+	chains := desc("nftproxy_program_chains", "Chains of the latest rules, both families together.")
+	rules := desc("nftproxy_program_rules", "The latest rules, both families together.")
 	return &collector{[]*prometheus.Desc{elements, chains, rules}, func(out chan<- prometheus.Metric) {
 		program := latest.Load()
 		if program == nil {

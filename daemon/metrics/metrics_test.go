@@ -73,16 +73,16 @@ kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 0
 # HELP nftproxy_conflicting_services Services without an address, port or node port that they claim, because another Service has it or the node needs it.
 # TYPE nftproxy_conflicting_services gauge
 nftproxy_conflicting_services 1
-# HELP nftproxy_program_chains Chains of the latest program, both families together.
+# HELP nftproxy_program_chains Chains of the latest rules, both families together.
 # TYPE nftproxy_program_chains gauge
 nftproxy_program_chains %d
-# HELP nftproxy_program_elements Map and set elements of the latest program, both families together.
+# HELP nftproxy_program_elements Map and set elements of the latest rules, both families together.
 # TYPE nftproxy_program_elements gauge
 nftproxy_program_elements %d
-# HELP nftproxy_program_rules Rules of the latest program, both families together.
+# HELP nftproxy_program_rules The latest rules, both families together.
 # TYPE nftproxy_program_rules gauge
 nftproxy_program_rules %d
-# HELP nftproxy_quarantined_parts Services and other parts of the program that are left out because the kernel refused them.
+# HELP nftproxy_quarantined_parts Services and other parts of the rules that are left out because the kernel refused them.
 # TYPE nftproxy_quarantined_parts gauge
 nftproxy_quarantined_parts 0
 # HELP nftproxy_services Services in the latest snapshot.
@@ -156,7 +156,7 @@ kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.8000000000
 # TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 1
-# HELP nftproxy_quarantined_parts Services and other parts of the program that are left out because the kernel refused them.
+# HELP nftproxy_quarantined_parts Services and other parts of the rules that are left out because the kernel refused them.
 # TYPE nftproxy_quarantined_parts gauge
 nftproxy_quarantined_parts 1
 `, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_quarantined_parts")
@@ -190,7 +190,7 @@ nftproxy_conntrack_passes_total{kind="whole"} 1
 # TYPE nftproxy_conntrack_removed_entries_total counter
 nftproxy_conntrack_removed_entries_total{reason="node port"} 2
 nftproxy_conntrack_removed_entries_total{reason="unknown port of a cluster IP"} 3
-# HELP nftproxy_conntrack_scanned_entries_total Conntrack entries that passes have looked at.
+# HELP nftproxy_conntrack_scanned_entries_total Conntrack entries that were read.
 # TYPE nftproxy_conntrack_scanned_entries_total counter
 nftproxy_conntrack_scanned_entries_total 105
 `, "kubeproxy_conntrack_reconciler_deleted_entries_total", "nftproxy_conntrack_failures_total",

@@ -276,20 +276,20 @@ const introduction = `<!-- Written by: go test ./daemon/metrics -run TestPage -u
 
 # Metrics
 
-To monitor nftproxy, scrape its metrics server (` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `) at ` + "`/metrics`" + ` and
-` + "`/metrics/slis`" + `. Like kube-proxy's it has no authorization, and without
---nftproxy-metrics-tls-cert-file no TLS ([install.md](install.md#tls-for-metrics-and-health)). A Prometheus in a pod cannot reach a loopback
-address. Run it on the node's network, or bind the server to an address of the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict
-the access by a network policy or the node's firewall, since the pages also show the settings of the process.
+nftproxy serves metrics at ` + "`/metrics`" + ` and ` + "`/metrics/slis`" + ` of ` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `. As
+with kube-proxy there is no authorization, and no TLS by default ([install.md](install.md#tls-for-metrics-and-health)). A
+Prometheus in a pod cannot reach a loopback address: run it on the node's network, or bind the server to an address of
+the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict the access by a network policy or the node's firewall, since the pages
+also show the settings of the process.
 
-Metrics that kube-proxy 1.37 has too have the same names, types, labels, help texts and buckets. So dashboards and alerts for
-kube-proxy keep working if they select nftproxy's job. ` + "`make conformance`" + ` compares with what the real
-kube-proxy serves.
+A *sync* brings the kernel's rules up to date. A *pass* searches the conntrack table for stale entries, and a *sweep* the
+remembered clients of a Service port.
+
+Metrics that kube-proxy 1.37 has too have the same names, types, labels, help texts and buckets. Dashboards and alerts
+for kube-proxy keep working if they select nftproxy's job.
 
 [deploy/grafana/nftproxy.json](../deploy/grafana/nftproxy.json) is a dashboard, and
-[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts. Both also cover nftproxy's own metrics: conflicts,
-Services that the kernel refuses, and the use of the conntrack table. Tests in ` + "`hack/promql`" + ` check both against this list, and draw the
-dashboard from the metrics of a real daemon (` + "`hack/promql/testdata/panels.txt`" + `).
+[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts.
 `
 
 func writePage(t *testing.T, list []check.Metric) string {
@@ -309,7 +309,6 @@ func writePage(t *testing.T, list []check.Metric) string {
 		{"nftproxy's own", "", []string{"nftproxy"}},
 		{"kube-proxy's", "The last column describes nftproxy's metric, and says where kube-proxy's differs.\n\n",
 			[]string{"kubeproxy", "kubernetes"}},
-		{"client-go's", "Each component of Kubernetes has them, about its requests to the API server.\n\n", []string{"rest"}},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n%s| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", s.heading, s.text)
 		for _, prefix := range s.prefixes {
@@ -329,6 +328,13 @@ func writePage(t *testing.T, list []check.Metric) string {
 	for name := range known {
 		t.Errorf("%s has a meaning, but there is none", name)
 	}
+	b.WriteString("\n## client-go's\n\nEach component of Kubernetes has them, about its requests to the API server.\n\n" +
+		"| Metric | Type | Labels |\n|---|---|---|\n")
+	slices.SortFunc(sections["rest"], func(a, b check.Metric) int { return cmp.Compare(a.Name, b.Name) })
+	for _, m := range sections["rest"] {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, m.Type, code(m.Labels))
+	}
+	delete(sections, "rest")
 	b.WriteString("\n## The process and the Go runtime\n\n`process_*` and `go_*` are those of the Prometheus client for " +
 		"Go, as in kube-proxy.\n")
 	delete(sections, "process")
@@ -337,8 +343,13 @@ func writePage(t *testing.T, list []check.Metric) string {
 		t.Errorf("no section has %s_*", prefix)
 	}
 	b.WriteString("\n## What kube-proxy has and nftproxy does not\n\n| Metric | Why |\n|---|---|\n")
-	for _, a := range absent() {
-		fmt.Fprintf(&b, "| `%s` | %s |\n", a[0], a[1])
+	var names []string
+	for i, a := range absent() {
+		names = append(names, a[0])
+		if all := absent(); i+1 == len(all) || all[i+1][1] != a[1] {
+			fmt.Fprintf(&b, "| %s | %s |\n", code(names), a[1])
+			names = nil
+		}
 	}
 	return b.String()
 }

@@ -30,13 +30,13 @@ func readListing(t *testing.T) listing {
 	l := listing{"up": nil, "process_resident_memory_bytes": nil, "process_cpu_seconds_total": nil}
 	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(line, " | ")
-		if len(cells) < 4 || !strings.HasPrefix(line, "| `") {
+		if len(cells) < 3 || !strings.HasPrefix(line, "| `") {
 			continue
 		}
 		name := strings.Trim(cells[0], "| `")
 		var of []string
 		for word := range strings.SplitSeq(cells[2], ", ") {
-			if word = strings.Trim(word, " `"); word != "" {
+			if word = strings.Trim(word, " `|\n"); word != "" {
 				of = append(of, word)
 			}
 		}
