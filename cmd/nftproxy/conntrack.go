@@ -127,19 +127,18 @@ type sysctlOptions struct {
 func (o *sysctlOptions) addFlags(f *pflag.FlagSet) {
 	o.Sysctls = conntrack.DefaultSysctls()
 	f.IntVar(&o.MaxPerCore, "conntrack-max-per-core", o.MaxPerCore, "entries that the conntrack table must have room "+
-		"for, for each CPU; a larger table stays as it is; 0 leaves its size alone, whatever --conntrack-min says")
+		"for, for each CPU; a larger table stays as it is; 0 leaves its size unchanged, whatever --conntrack-min says")
 	f.IntVar(&o.Min, "conntrack-min", o.Min, "entries that the conntrack table must have room for, even if "+
 		"--conntrack-max-per-core asks for fewer")
 	f.DurationVar(&o.TCPEstablished, "conntrack-tcp-timeout-established", o.TCPEstablished,
-		"how long the kernel tracks idle TCP connections; 0 leaves the setting alone")
+		"how long the kernel tracks idle TCP connections; 0: unchanged")
 	f.DurationVar(&o.TCPCloseWait, "conntrack-tcp-timeout-close-wait", o.TCPCloseWait, "how long the kernel tracks idle "+
-		"TCP connections in state CLOSE_WAIT; 0 leaves the setting alone")
+		"TCP connections in state CLOSE_WAIT; 0: unchanged")
 	f.BoolVar(&o.BeLiberal, "conntrack-tcp-be-liberal", o.BeLiberal, "let the kernel count TCP packets outside of the "+
 		"window as part of their connection (nf_conntrack_tcp_be_liberal=1)")
-	f.DurationVar(&o.UDP, "conntrack-udp-timeout", o.UDP, "how long the kernel tracks idle UDP flows; 0 leaves the "+
-		"setting alone")
+	f.DurationVar(&o.UDP, "conntrack-udp-timeout", o.UDP, "how long the kernel tracks idle UDP flows; 0: unchanged")
 	f.DurationVar(&o.UDPStream, "conntrack-udp-timeout-stream", o.UDPStream, "how long the kernel tracks idle UDP flows "+
-		"with packets in both directions; 0 leaves the setting alone")
+		"with packets in both directions; 0: unchanged")
 	f.StringVar(&o.dir, ownPrefix+"conntrack-sysctl-dir", conntrack.DefaultSettingsDir, "directory where the host's "+
 		"/proc/sys/net/netfilter can be written; the /proc/sys of a container is usually read-only")
 }

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -161,7 +162,15 @@ func (w *troubles) check(c trouble) {
 			w.Errorf("%s: the explanation does not say %q:\n%s", c.name, text, stdout)
 		}
 	}
-	w.fill(c.name, "$ nftproxy explain "+c.args+"\n"+stdout)
+	w.fill(c.name, "$ nftproxy explain "+c.args+"\n"+withoutSteps(stdout))
+}
+
+// withoutSteps leaves out of an explanation what the page does not show: the steps, and what is assumed.
+func withoutSteps(explanation string) string {
+	parts := strings.Split(strings.TrimSuffix(explanation, "\n"), "\n\n")
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool {
+		return strings.HasPrefix(part, "Steps:\n") || strings.HasPrefix(part, "Assumed:\n")
+	}), "\n\n") + "\n"
 }
 
 // explain runs the command on the node, beside the manifests.

@@ -51,23 +51,22 @@ func optionsPage(t *testing.T) string {
 	f := cmd.Flags()
 	reasons := map[string]string{}
 	for _, i := range listIgnoredFlags() {
-		reasons[i.name] = "no effect: " + i.reason
+		reasons[i.name] = i.reason
 	}
 	fields, ignored := configFields(t)
 	b := &strings.Builder{}
 	fmt.Fprint(b, `# Options
 
-You want to configure `+"`nftproxy run`"+`. This page lists its flags, and the fields of kube-proxy's configuration file.
-(A test writes the page from the flags: `+"`make golden`"+`.)
+This page lists the flags of `+"`nftproxy run`"+`, and the fields of kube-proxy's configuration file.
 
-`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Flags that kube-proxy does not have begin with `+"`--nftproxy-`"+`. With
-`+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only `+"`--hostname-override`, `--master`"+`,
-`+"`--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log then have an effect. nftproxy's own flags always have one. The log names
-once the given flags and fields that have no effect.
+`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own begin with `+"`--nftproxy-`"+`. With `+"`--config`"+`,
+kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only `+"`--hostname-override`"+`,
+`+"`--master`, `--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log then have an effect. The log names the
+given flags and fields that have none.
 
-nftproxy reads the file again when it changes, also when a ConfigMap is swapped. "Live" means that a change of the field counts at once. Other changes
-count after a restart; the log and the event `+"`ConfigRestartRequired`"+` of the Node name them. If the changed file is invalid,
-all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
+nftproxy reads the file again when it changes, also when a ConfigMap is swapped. A change of what is marked "Live" takes
+effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+` name other changes. If the changed file is
+invalid, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
 
 ## nftproxy's own flags
 
@@ -86,6 +85,7 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 |---|---|---|---|
 `)
 	live := daemon.LiveFlags()
+	var without, idle byReason
 	for _, k := range recordedFlags(t) {
 		g := f.Lookup(k.name)
 		if g == nil {
@@ -93,11 +93,12 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 		}
 		meaning := usage(g)
 		if reason, none := reasons[k.name]; none {
-			meaning = cell(reason)
+			without.add(reason, k.name)
+			continue
 		}
 		switch k.name {
 		case iptablesPeriod:
-			meaning += ". The field counts below 1 s and above 10 s: between these it was meant for kube-proxy's slow writes"
+			meaning += ". The field has an effect below 1 s and above 10 s only"
 		case ipvsPeriod:
 			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
 		case ipvsScheduler:
@@ -123,15 +124,37 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 		}
 		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", k.name, strings.Join(fields[k.name], ", "), defaultText(g), meaning)
 	}
-	fmt.Fprint(b, `
-## Fields of the file without effect
-
-| Field | Why |
-|---|---|
-`)
+	fmt.Fprintf(b, "\n## Flags without effect\n\n| Flag | Why |\n|---|---|\n%s", without.rows("--"))
 	for _, note := range ignored {
 		field, reason, _ := strings.Cut(note, " has no effect: ")
-		fmt.Fprintf(b, "| `%s` | %s |\n", field, cell(reason))
+		idle.add(reason, field)
+	}
+	fmt.Fprintf(b, "\n## Fields of the file without effect\n\n| Field | Why |\n|---|---|\n%s", idle.rows(""))
+	return b.String()
+}
+
+// byReason are names by the reason that they share.
+type byReason struct {
+	reasons []string
+	names   map[string][]string
+}
+
+func (r *byReason) add(reason, name string) {
+	if r.names == nil {
+		r.names = map[string][]string{}
+	}
+	if !slices.Contains(r.reasons, reason) {
+		r.reasons = append(r.reasons, reason)
+	}
+	r.names[reason] = append(r.names[reason], name)
+}
+
+// rows are the rows of a table, each of a reason and its names with a prefix.
+func (r *byReason) rows(prefix string) string {
+	b := &strings.Builder{}
+	for _, reason := range r.reasons {
+		names := "`" + prefix + strings.Join(r.names[reason], "`, `"+prefix) + "`"
+		fmt.Fprintf(b, "| %s | %s |\n", names, cell(reason))
 	}
 	return b.String()
 }

@@ -103,15 +103,15 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	addIgnoredFlags(f)
 	addAliasFlags(f)
 	f.StringVar(&o.asked.OOMScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel "+
-		"ends the process when memory runs out; empty leaves it alone")
+		"ends the process when memory runs out; empty: unchanged")
 	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
 	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints' addresses: run masquerades no "+
-		"connection there, but for those of a pod to itself; their answers have to come back through this node, or by a "+
-		"way that needs no translation; noMasqueradeCIDRs in a configuration file, whose changes count at once")
+	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints whose connections run does not "+
+		"masquerade, except those of a pod to itself; their answers have to come back through this node, or by a way that "+
+		"needs no translation; noMasqueradeCIDRs in a configuration file, whose changes take effect without a restart")
 	f.BoolVar(&o.masqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address of "+
 		"each family that the host has, instead of an address of the interface by which packets leave; a family without "+
 		"such an address is masqueraded as without the flag")
@@ -134,18 +134,17 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	addTLS(f, "metrics", &o.asked.MetricsTLS)
 	addTLS(f, "healthz", &o.asked.HealthTLS)
 	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once "+
-		"the first program is in force in both families; empty for none")
+		"its first complete rules are in the kernel, for IPv4 and IPv6; empty for none")
 	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves "+
 		"Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of "+
 		"them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
 	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that answer neither "+
 		"connections nor this node's own tries: off; report, say in the log, in events and metrics what on would do; on, "+
-		"leave them out until they answer. The annotation nftproxy.io/eject of a Service goes first")
+		"leave them out until they answer. A Service's annotation nftproxy.io/eject takes precedence")
 	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking assigns to "+
-		"no connection, unless net.netfilter.nf_conntrack_tcp_be_liberal is 1: a TCP segment out of the window would reach "+
-		"the client untranslated, and the client would reset the connection; a configuration file with mode: iptables, or "+
-		"none, asks for it, as --proxy-mode=iptables does")
+		"no connection, such as TCP segments out of the window, unless net.netfilter.nf_conntrack_tcp_be_liberal is 1; a "+
+		"configuration file with mode: iptables, or none, asks for it, as --proxy-mode=iptables does")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod,

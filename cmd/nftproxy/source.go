@@ -266,23 +266,22 @@ func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 		"the label")
 	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how new connections to a Service get their "+
 		"endpoints: random; client, by a hash of the client's address, so that a client stays at one endpoint; flow, by "+
-		"one of its address and port. The annotation nftproxy.io/balance of a Service goes first, and a Service with "+
-		"session affinity keeps that. In a configuration file with mode: ipvs, ipvs.scheduler sh and dh stand for client, "+
-		"and mh for flow")
+		"one of its address and port. A Service's annotation nftproxy.io/balance and its session affinity take precedence. "+
+		"ipvs.scheduler of a configuration file with mode: ipvs sets it too")
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements "+
 		"that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out "+
 		"the rest, externalIPs first. With weights and hashes a quarter of it")
 	f.IntVar(&o.maxAllElements, ownPrefix+"max-elements", service.DefaultMaxAllElements,
 		fmt.Sprintf("maximum number of elements of all Services together beyond %d of each, and once more of those that "+
-			"weights and hashes add; at most a quarter of it in one namespace. Older Services go first; the others are served "+
-			"without weights and hashes, and with %d elements if they need more", service.UncountedElements,
+			"weights and hashes add; at most a quarter of it in one namespace. Older Services come first; the others are "+
+			"served without weights and hashes, and with %d elements if they need more", service.UncountedElements,
 			service.UncountedElements))
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts,
 		"maximum number of Service ports with session affinity on this node, and at most a quarter of it in one namespace; "+
 			"the oldest Services get it, run serves the others without it")
 	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists,
 		"maximum number of different lists of source ranges on this node, and at most a quarter of it in one namespace; "+
-			"those of the oldest Services count, and where those of the others apply, no client is let in")
+			"the oldest Services have theirs; where the lists of the others apply, no client is let in")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that "+
 		"no node port gets, and on the node's addresses no externalIP or load balancer's address, besides the ports of the "+
 		"kubelet, the API server and the proxy; empty for none")
