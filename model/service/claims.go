@@ -2,7 +2,6 @@ package service
 
 import (
 	"cmp"
-	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -22,66 +21,95 @@ const (
 	// asExternalIP: the author of the Service wrote the address (spec.externalIPs).
 	// Node ports and health check node ports have this rank too.
 	asExternalIP
-	ranks
 )
 
-// rankedClaim is a claim of a service with its rank.
-type rankedClaim struct {
-	claim Claim
-	rank  rank
-	// restricted says that the service's source ranges restrict the claim.
-	restricted bool
+// claimant is a service as it was set.
+type claimant struct {
+	// service is nil once the service is gone, or makes other claims as another claimant.
+	service *Service
+	// asks is the part of the service that makes claims.
+	asks *Service
 }
 
-// claims lists the service's claims, sorted, each once with its best rank. A service
-// that asks for too much makes the first of its claims (claimable), and no service none.
-func (s *Service) claims(limit int) []rankedClaim {
-	if s == nil {
-		return nil
+// right is the right of a service to its claims at one address, or to one number of the node.
+type right struct {
+	by   *claimant // nil for nobody's
+	rank rank
+	// restricts says that the service's source ranges restrict the address.
+	restricts bool
+}
+
+func (r right) name() Name { return r.by.service.Name }
+
+func (r right) retained() bool { return r.by.service.whollyRetained() }
+
+// Compare sorts the best right first: by rank, age and name, and the rights of retained services after all others.
+func (r right) Compare(o right) int {
+	if retained := r.retained(); retained != o.retained() {
+		return compareBools(retained, !retained)
 	}
-	s = s.claimable(limit)
-	n := len(s.ClusterIPs) + len(s.Ports)*(1+len(s.ClusterIPs)+len(s.LoadBalancerIPs)+len(s.ExternalIPs))
-	list := make([]rankedClaim, 0, n)
-	add := func(c rankedClaim) { list = append(list, c) }
-	for _, a := range s.ClusterIPs {
-		add(rankedClaim{claim: Claim{Addr: a}})
+	if r.rank != o.rank {
+		return cmp.Compare(r.rank, o.rank)
 	}
-	s.addressClaims(s.ClusterIPs, asClusterIP, add)
+	if c := r.by.service.Created.Compare(o.by.service.Created); c != 0 {
+		return c
+	}
+	return cmp.Compare(r.name(), o.name())
+}
+
+// better returns the better one of two rights.
+func (r right) better(o right) right {
+	if r.by == nil || o.by != nil && o.Compare(r) < 0 {
+		return o
+	}
+	return r
+}
+
+// claims yields the claims that the right is to, at an address or a number of the node.
+func (r right) claims(at Claim, yield func(Claim)) {
+	if at.Protocol != 0 || r.rank == asClusterIP {
+		yield(at)
+	}
+	if at.Protocol == 0 {
+		for i := range r.by.asks.Ports {
+			yield(Claim{at.Addr, r.by.asks.Ports[i].Protocol, r.by.asks.Ports[i].Port})
+		}
+	}
+}
+
+// group returns what is decided together with the claim: all claims of its address, or the number of the node alone.
+func (c Claim) group() Claim {
+	if c.Addr.IsUnspecified() {
+		return c
+	}
+	return Claim{Addr: c.Addr}
+}
+
+// groups yields the addresses and the numbers of the node that the service asks for, with its right as far as the
+// service says it. One may come several times.
+func (s *Service) groups(yield func(at Claim, r right)) {
 	for _, family := range ip.Families() {
 		if !s.InFamily(family) {
 			continue
 		}
+		addresses := func(list []netip.Addr, r right) {
+			for _, a := range list {
+				if family.Has(a) {
+					yield(Claim{Addr: a}, r)
+				}
+			}
+		}
+		_, all := s.Sources.Of(family)
+		addresses(s.ClusterIPs, right{rank: asClusterIP})
+		addresses(s.LoadBalancerIPs, right{rank: asLoadBalancer, restricts: !all})
+		addresses(s.ExternalIPs, right{rank: asExternalIP})
 		for i := range s.Ports {
 			if p := &s.Ports[i]; p.NodePort != 0 {
-				add(rankedClaim{claim: NodePortClaim(family, p), rank: asExternalIP})
+				yield(NodePortClaim(family, p), right{rank: asExternalIP})
 			}
 		}
 		if s.HealthCheckNodePort != 0 {
-			add(rankedClaim{claim: s.HealthCheckClaim(family), rank: asExternalIP})
-		}
-	}
-	s.addressClaims(s.LoadBalancerIPs, asLoadBalancer, add)
-	s.addressClaims(s.ExternalIPs, asExternalIP, add)
-	slices.SortFunc(list, func(a, b rankedClaim) int {
-		return cmp.Or(compareClaims(a.claim, b.claim), cmp.Compare(a.rank, b.rank))
-	})
-	// A cluster IP may be a load balancer's address, too, which source ranges restrict.
-	for i := len(list) - 1; i > 0; i-- {
-		list[i-1].restricted = list[i-1].restricted || list[i].restricted && list[i-1].claim == list[i].claim
-	}
-	return slices.CompactFunc(list, func(a, b rankedClaim) bool { return a.claim == b.claim })
-}
-
-// addressClaims adds the claims on addresses of one rank.
-func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim)) {
-	for _, a := range addrs {
-		if !s.InFamily(ip.Of(a)) {
-			continue
-		}
-		_, all := s.Sources.Of(ip.Of(a))
-		for i := range s.Ports {
-			p := &s.Ports[i]
-			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, r == asLoadBalancer && !all})
+			yield(s.HealthCheckClaim(family), right{rank: asExternalIP})
 		}
 	}
 }
@@ -95,65 +123,4 @@ func (s *Service) sameClaims(o *Service) bool {
 		slices.EqualFunc(s.Ports, o.Ports, func(a, b Port) bool {
 			return a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort && a.Ranges == b.Ranges
 		})
-}
-
-// right is a service's right to a claim: rank, age and name, in a form that sorts the
-// best right first. The rights of retained services come after all others. A right also
-// says whether the service's source ranges restrict the claim. A service has few
-// different rights to all of its claims.
-type right string
-
-// retainedRight is a bit of the first byte, beside the rank.
-const retainedRight = 0x80
-
-// The offsets of the parts of a right.
-const (
-	rightCreated = 1
-	rightName    = rightCreated + 8 + 4
-)
-
-func (s *Service) right(r rank, restricts bool) right {
-	b := make([]byte, 0, rightName+len(s.Name)+1)
-	if s.whollyRetained() {
-		r |= retainedRight
-	}
-	b = append(b, byte(r))
-	// With the sign bit flipped, negative numbers sort before positive ones.
-	b = binary.BigEndian.AppendUint64(b, uint64(s.Created.Unix())^1<<63)
-	b = binary.BigEndian.AppendUint32(b, uint32(s.Created.Nanosecond()))
-	b = append(b, s.Name...)
-	if restricts {
-		b = append(b, 0) // a byte that is in no name, and sorts before all others
-	}
-	return right(b)
-}
-
-func (r right) rank() rank { return rank(r[0] &^ retainedRight) }
-
-func (r right) retained() bool { return r[0]&retainedRight != 0 }
-
-func (r right) restricts() bool { return r[len(r)-1] == 0 }
-
-func (r right) name() Name {
-	if r.restricts() {
-		r = r[:len(r)-1]
-	}
-	return Name(r[rightName:])
-}
-
-// rights makes the rights of one service when they are needed.
-type rights struct {
-	service *Service
-	made    [ranks][2]right
-}
-
-func (r *rights) to(k rank, restricts bool) right {
-	at := &r.made[k][0]
-	if restricts {
-		at = &r.made[k][1]
-	}
-	if *at == "" {
-		*at = r.service.right(k, restricts)
-	}
-	return *at
 }

@@ -62,10 +62,8 @@ func (e *elements) replace(old, s *Service, asks elementDemand) {
 }
 
 // takeMoved returns the services of which others have changed what they get, since the last call.
-func (e *elements) takeMoved() []right {
-	moved := append(e.plain.moved, e.slots.moved...)
-	e.plain.moved, e.slots.moved = nil, nil
-	return moved
+func (e *elements) takeMoved() []age {
+	return append(e.plain.takeMoved(), e.slots.takeMoved()...)
 }
 
 // bounded returns the part of the service that it may have, and a count of the rest. Without room for its slots it has

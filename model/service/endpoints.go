@@ -2,6 +2,8 @@ package service
 
 import (
 	"cmp"
+	"iter"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -61,3 +63,19 @@ func (e *Endpoint) Share() uint32 {
 // TakesNew says that the endpoint's conditions let it get new connections, at least while no better endpoint does. A
 // nil one gets none.
 func (e *Endpoint) TakesNew() bool { return e != nil && (e.Ready || e.Serving && e.Terminating) }
+
+// endpointsAt yields the endpoints of one address, whatever their ports are.
+func (p *Port) endpointsAt(a netip.Addr) iter.Seq[Endpoint] {
+	return func(yield func(Endpoint) bool) {
+		for chunk := range p.Endpoints.Chunks() {
+			at, _ := slices.BinarySearchFunc(chunk, a, func(e Endpoint, a netip.Addr) int {
+				return cmp.Or(e.Addr.Addr().Compare(a), 1) // before the first of several
+			})
+			for ; at < len(chunk) && chunk[at].Addr.Addr() == a; at++ {
+				if !yield(chunk[at]) {
+					return
+				}
+			}
+		}
+	}
+}

@@ -99,8 +99,8 @@ func noted[N note](s *Service, notes *Notes[N], edit func(*Endpoint, N) bool) *S
 // setNotes replaces the notes of a snapshot. A service that is in both with the same pointer costs nothing.
 func setNotes[N note](b *Builder, have *treap.Map[Name, *Notes[N]], next treap.Map[Name, *Notes[N]]) {
 	for change := range treap.Diff(*have, next) {
-		if s := b.Service(change.Key); s != nil {
-			b.edit(change.Key, s)
+		if b.Service(change.Key) != nil {
+			b.edit(change.Key)
 		}
 	}
 	*have = next

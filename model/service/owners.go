@@ -6,11 +6,15 @@ import "slices"
 // to none; nil if there are none. It is for snapshots that no Builder made.
 func (s *Service) ConflictsGivenOwners(owner func(Claim) Name) *Conflicts {
 	var conflicts Conflicts
-	for _, c := range s.claims(DefaultMaxElements) {
-		if owner(c.claim) != s.Name {
-			conflicts.byClaim = conflicts.byClaim.Set(c.claim.key(), "")
-		}
-	}
+	by := &claimant{s, s.claimable(DefaultMaxElements)}
+	by.asks.groups(func(at Claim, r right) {
+		r.by = by
+		r.claims(at, func(c Claim) {
+			if owner(c) != s.Name {
+				conflicts.byClaim = conflicts.byClaim.Set(c.key(), "")
+			}
+		})
+	})
 	if conflicts.Len() == 0 {
 		return nil
 	}

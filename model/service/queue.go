@@ -10,14 +10,14 @@ type queue struct {
 	// used is the sum of the admitted sizes.
 	used int
 	// All admitted services are older than all waiting ones. The values are sizes.
-	admitted, waiting treap.Map[right, int]
+	admitted, waiting treap.Map[age, int]
 	// moved has the services that were set, admitted or turned away since the last
 	// call of admit.
-	moved []right
+	moved []age
 }
 
 // set replaces the size of a service. One of size 0 leaves the queue.
-func (q *queue) set(r right, size int) {
+func (q *queue) set(r age, size int) {
 	had, wasAdmitted := q.admitted.Get(r)
 	if !wasAdmitted {
 		had = q.waiting.At(r)
@@ -43,7 +43,7 @@ func (q *queue) set(r right, size int) {
 
 // admit turns away the youngest services until the limit holds, and then admits the
 // oldest waiting ones that fit. It returns the services that this may concern.
-func (q *queue) admit() []right {
+func (q *queue) admit() []age {
 	for q.used > q.limit {
 		last, size, _ := q.admitted.Last()
 		q.admitted, q.waiting = q.admitted.Delete(last), q.waiting.Set(last, size)

@@ -1,6 +1,10 @@
 package service
 
-import "nftproxy/model/treap"
+import (
+	"encoding/binary"
+
+	"nftproxy/model/treap"
+)
 
 // shares is the number of namespaces that can use up the whole of a bound on all services.
 const shares = 4
@@ -26,16 +30,16 @@ type quota[D demand] struct {
 	// of is the demand of a service, which may be nil.
 	of func(*Service) D
 	// services has all services that make each demand.
-	services   map[D]rightSet
+	services   map[D]ageSet
 	namespaces map[string]*tier[D]
 	// all has the demands that the namespaces admit.
 	all *tier[D]
 	// moved has the services whose demands may have been admitted or turned away, by their namespaces or by all.
-	moved []right
+	moved []age
 }
 
 func newQuota[D demand](limit int, of func(*Service) D) quota[D] {
-	return quota[D]{limit: limit, of: of, services: map[D]rightSet{}, namespaces: map[string]*tier[D]{},
+	return quota[D]{limit: limit, of: of, services: map[D]ageSet{}, namespaces: map[string]*tier[D]{},
 		all: newTier[D](limit)}
 }
 
@@ -74,7 +78,7 @@ func (q *quota[D]) change(old, s *Service, before, after D) {
 }
 
 // set adds a service to those that make a demand, or removes it.
-func (q *quota[D]) set(d D, r right, add bool) {
+func (q *quota[D]) set(d D, r age, add bool) {
 	setMember(q.services, d, r, add)
 	namespace, _ := r.name().Split()
 	own, known := q.namespaces[namespace]
@@ -99,14 +103,36 @@ func (q *quota[D]) set(d D, r right, add bool) {
 	}
 }
 
-// age is a right that sorts services by their age, the oldest first, and the retained ones last.
-func (s *Service) age() right { return s.right(0, false) }
+// takeMoved returns the services of which others have changed what they get, since the last call.
+func (q *quota[D]) takeMoved() []age {
+	moved := q.moved
+	q.moved = nil
+	return moved
+}
 
-// rightSet is a set of rights.
-type rightSet = treap.Map[right, struct{}]
+// age is the age of a service with its name, as a key of sorted maps: the oldest service first, and the retained ones
+// last.
+type age string
 
-// setMember adds a right to the set of a demand, or removes it.
-func setMember[D demand](sets map[D]rightSet, d D, r right, add bool) {
+func (s *Service) age() age {
+	b := make([]byte, 0, ageName+len(s.Name))
+	b = append(b, byte(compareBools(s.whollyRetained(), false)))
+	// With the sign bit flipped, negative numbers sort before positive ones.
+	b = binary.BigEndian.AppendUint64(b, uint64(s.Created.Unix())^1<<63)
+	b = binary.BigEndian.AppendUint32(b, uint32(s.Created.Nanosecond()))
+	return age(append(b, s.Name...))
+}
+
+// ageName is where the name begins.
+const ageName = 1 + 8 + 4
+
+func (a age) name() Name { return Name(a[ageName:]) }
+
+// ageSet is a set of services by their ages.
+type ageSet = treap.Map[age, struct{}]
+
+// setMember adds a service to the set of a demand, or removes it.
+func setMember[D demand](sets map[D]ageSet, d D, r age, add bool) {
 	set := sets[d].Delete(r)
 	if add {
 		set = set.Set(r, struct{}{})
@@ -120,11 +146,11 @@ func setMember[D demand](sets map[D]rightSet, d D, r right, add bool) {
 type tier[D demand] struct {
 	queue queue
 	// askers has the services that make each demand, demands the demand of each service.
-	askers  map[D]rightSet
-	demands map[right]D
+	askers  map[D]ageSet
+	demands map[age]D
 	// admitted has the demands that are admitted, each by its oldest service, as of the last
 	// call of changes.
-	admitted map[D]right
+	admitted map[D]age
 	// touched has the demands whose services have changed since then.
 	touched []D
 }
@@ -132,18 +158,18 @@ type tier[D demand] struct {
 // demandChange says by which service a demand was admitted and is now; empty for none.
 type demandChange[D demand] struct {
 	demand        D
-	before, after right
+	before, after age
 }
 
 // turns says whether the demand is admitted now and was not before, or the other way round.
 func (c demandChange[D]) turns() bool { return (c.before == "") != (c.after == "") }
 
 func newTier[D demand](limit int) *tier[D] {
-	return &tier[D]{queue: queue{limit: limit}, askers: map[D]rightSet{}, demands: map[right]D{}, admitted: map[D]right{}}
+	return &tier[D]{queue: queue{limit: limit}, askers: map[D]ageSet{}, demands: map[age]D{}, admitted: map[D]age{}}
 }
 
 // set adds a service to those that make a demand, or removes it. A service makes one at most.
-func (t *tier[D]) set(d D, r right, add bool) {
+func (t *tier[D]) set(d D, r age, add bool) {
 	before, _, _ := t.askers[d].First()
 	setMember(t.askers, d, r, add)
 	after, _, _ := t.askers[d].First()

@@ -4,8 +4,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-
-	"nftproxy/model/ip"
 )
 
 // Reserved has the addresses that no service gets, at any protocol and port. A service still gets
@@ -70,59 +68,13 @@ func (r *Reserved) protection(c Claim, k rank) Protection {
 	return ""
 }
 
-// SetReserved replaces the addresses that are kept from services. If it differs from what was set
-// before, each claim is checked again. The caller must not change it afterwards.
-func (b *Builder) SetReserved(r Reserved) {
-	if b.reserved.equal(&r) {
-		return
-	}
-	before := b.reserved
-	b.reserved = r
-	clear(b.onNode)
-	b.contests.all(func(c Claim, one right) {
-		if one.rank() == asClusterIP || c.Addr.IsUnspecified() {
-			return
-		}
-		b.countOnNode(c, true)
-		if c.IsRange() {
-			b.noteRanges(c)
-		}
-		serves, served := r.servesNodePorts(c.Addr), before.servesNodePorts(c.Addr)
-		if serves == served && before.protection(c, one.rank()) == r.protection(c, one.rank()) {
-			return
-		}
-		b.decideAgain(c, one, b.winner(NodePortClaim(ip.Of(c.Addr), &Port{Protocol: c.Protocol, NodePort: c.Port})))
-	})
-}
-
-// protection returns what keeps a claim from a service that makes it with that rank;
-// empty for nothing.
-func (b *Builder) protection(name Name, c Claim, k rank) Protection {
-	if c.IsRange() {
-		if why := b.protectsRange(name, c, k); why != "" {
-			return why
+// at returns those at one address.
+func (p Protected) at(a netip.Addr) Protected {
+	at := Protected{}
+	for c, guard := range p {
+		if c.Addr == a {
+			at[c] = guard
 		}
 	}
-	if guard, ok := b.protected[c]; ok {
-		if why := guard.against(k); why != "" {
-			if _, leads := b.fronts.leading.find(c, name); !leads {
-				return why
-			}
-		}
-	}
-	return b.reserved.protection(c, k)
-}
-
-// over returns the service that has what a claimant asks for, although the claimant has
-// the best right of those that ask for the same; empty for none.
-func (b *Builder) over(c Claim, claimant right) Name {
-	if isExternalIP(c, claimant) {
-		if name := b.residents.over(c, claimant); name != "" {
-			return name
-		}
-	}
-	if name := b.overRange(c, claimant); name != "" {
-		return name
-	}
-	return b.overNumber(c, claimant)
+	return at
 }
