@@ -1,8 +1,8 @@
 package ejecttable
 
 import (
-	"cmp"
-	"encoding/binary"
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,36 +12,23 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
-	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
-// noteSet is a set in which each endpoint is a text, "shop/web TCP 80 10.0.0.1:8080 1795694587 5 connections without
-// answer". The set has it as comments of up to nft.MaxComment bytes: an element's number is that of the text, and in
-// the last byte that of the piece. A change costs what differs.
-type noteSet struct {
-	name string
-	// numbers has the texts that are to be there, each with its number; 0 for one that is not written.
-	numbers map[string]uint32
-	// free are the numbers up to last that no text has. written is the number of elements.
-	free    []uint32
-	last    uint32
-	written int
-}
-
-// The names of the sets. growing has a part such as "1/4" in place of a reason.
+// The names of the sets. Each has a text for each endpoint, "shop/web TCP 80 10.0.0.1:8080 1795694587 5 connections
+// without answer", as comments of up to nft.MaxComment bytes: an element's key is a hash of the text, and its last byte
+// the number of the piece. growing has a part such as "1/4" in place of a reason.
 const (
 	leftOut = "left-out"
 	growing = "growing"
 )
 
 const (
-	pieces = 1 << 8
+	keySize, pieces = 16, 1 << 8
 	// mostOfOne is how many elements one message may have: an attribute has at most 64 KiB.
 	mostOfOne = 256
 	// mostElements is the size of a set: 256 kB. The kernel does not make a set with a size larger, which would hide
@@ -50,19 +37,16 @@ const (
 )
 
 func setOf(table *nftables.Table, name string) *nftables.Set {
-	return &nftables.Set{Table: table, Name: name, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian,
-		Size: mostElements}
+	return &nftables.Set{Table: table, Name: name, KeyType: nftables.TypeIP6Addr, Size: mostElements}
 }
 
 // SetLeft replaces what the node does without. There are several transactions if much of it is new.
 func (t *Table) SetLeft(left service.Ejections) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	gone, come := differences(t.left, left, func(name service.Name, e service.Ejection) string {
-		return noteText(name, e.PortEndpoint, e.Since, e.Why)
-	})
+	old := t.left
 	t.left = left
-	return t.set(&t.notes[0], gone, come)
+	return t.change(leftOut, differences(old, left, leftText), differences(left, old, leftText))
 }
 
 // SetGrowth replaces what is growing, as SetLeft. If nothing has changed, it looks whether another program has removed
@@ -70,124 +54,83 @@ func (t *Table) SetLeft(left service.Ejections) error {
 func (t *Table) SetGrowth(growth service.Growth) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	gone, come := differences(t.growth, growth, func(name service.Name, g service.Growing) string {
-		return noteText(name, g.PortEndpoint, g.Since, fmt.Sprintf("%d/%d", g.Part, service.WholePart))
-	})
+	old := t.growth
 	t.growth = growth
-	return t.set(&t.notes[1], gone, come)
+	return t.change(growing, differences(old, growth, growthText), differences(growth, old, growthText))
 }
 
-// differences are the texts that only one of two has.
-func differences[N any, L ~[]N](old, next treap.Map[service.Name, *L],
-	text func(service.Name, N) string) (gone, come map[string]bool) {
-	gone, come = map[string]bool{}, map[string]bool{}
+// differences are the texts that only the second one of two has.
+func differences[N comparable, L ~[]N](old, next treap.Map[service.Name, *L],
+	text func(service.Name, N) string) (texts []string) {
 	for c := range treap.Diff(old, next) {
+		if !c.HasNew {
+			continue
+		}
+		was := map[N]bool{}
 		if c.HadOld {
 			for _, n := range *c.Old {
-				gone[text(c.Key, n)] = true
+				was[n] = true
 			}
 		}
-		if c.HasNew {
-			for _, n := range *c.New {
-				if at := text(c.Key, n); gone[at] {
-					delete(gone, at)
-				} else {
-					come[at] = true
-				}
+		for _, n := range *c.New {
+			if !was[n] {
+				texts = append(texts, text(c.Key, n))
 			}
 		}
 	}
-	return gone, come
+	return texts
 }
 
-func (t *Table) set(s *noteSet, gone, come map[string]bool) error {
-	numbers := map[string]uint32{} // of what has gone
-	for text := range gone {
-		if n := s.numbers[text]; n > 0 {
-			numbers[text] = n
-		}
-		delete(s.numbers, text)
-	}
-	for text := range come {
-		s.numbers[text] = 0
-	}
+func leftText(name service.Name, e service.Ejection) string {
+	return noteText(name, e.PortEndpoint, e.Since, e.Why)
+}
+
+func growthText(name service.Name, g service.Growing) string {
+	return noteText(name, g.PortEndpoint, g.Since, fmt.Sprintf("%d/%d", g.Part, service.WholePart))
+}
+
+// change writes what has come and removes what has gone. If another program has changed the table, it makes it anew.
+func (t *Table) change(set string, come, gone []string) error {
 	switch {
-	case t.conn == nil && len(s.numbers) == 0 && !t.hears:
+	case t.conn == nil && t.left.Len()+t.growth.Len() == 0 && !t.hears:
 		return nil
 	case t.conn == nil:
 		return t.open() // It replaces what an earlier process has left.
 	}
-	var err error
-	if len(gone)+len(come) > 0 {
-		err = t.fill(s, numbers)
-	} else if len(s.numbers) > 0 {
-		_, err = t.conn.GetSetByName(t.table(), s.name)
+	err := t.write(set, elements(come), t.conn.SetAddElements)
+	if err == nil {
+		err = t.write(set, elements(gone), t.conn.SetDeleteElements)
 	}
-	switch {
-	case errors.Is(err, unix.ENOENT):
-		return t.make() // Another program has removed it.
-	case err != nil: // It may have written something there.
-		t.conn.FlushSet(setOf(t.table(), s.name))
-		return t.fill(s, nil)
+	if err == nil && len(come)+len(gone) == 0 && t.left.Len()+t.growth.Len() > 0 {
+		_, err = t.conn.GetSetByName(t.table(), set)
+	}
+	if err != nil {
+		return t.make()
 	}
 	return nil
 }
 
-// fill takes texts with these numbers from a set, and gives it those that are not written, as far as there is room.
-// After an error nothing counts as written.
-func (t *Table) fill(s *noteSet, gone map[string]uint32) error {
-	var out, in []nftables.SetElement
-	for text, n := range gone {
-		out = append(out, elements(n, text)...)
-	}
-	for text, n := range s.numbers {
-		if size := (len(text) + nft.MaxComment - 1) / nft.MaxComment; n == 0 && s.written+size <= mostElements {
-			if n = s.last + 1; len(s.free) > 0 {
-				n, s.free = s.free[0], s.free[1:]
-			} else {
-				s.last = n
-			}
-			s.numbers[text], s.written, in = n, s.written+size, append(in, elements(n, text)...)
+// write adds elements to a set, or deletes them.
+func (t *Table) write(set string, list []nftables.SetElement,
+	how func(*nftables.Set, []nftables.SetElement) error) error {
+	for some := range slices.Chunk(list, mostOfOne) {
+		if err := errors.Join(how(setOf(t.table(), set), some), t.conn.Flush()); err != nil {
+			return fmt.Errorf("write the set %s of table %s: %w", set, t.name, err)
 		}
-	}
-	set := setOf(t.table(), s.name)
-	for begun := false; !begun || len(out)+len(in) > 0; begun = true {
-		i, j := min(len(out), mostOfOne), min(len(in), mostOfOne)
-		var err error
-		if i > 0 { // To delete none would delete all.
-			err = t.conn.SetDeleteElements(set, out[:i])
-		}
-		if err == nil && j > 0 {
-			err = t.conn.SetAddElements(set, in[:j])
-		}
-		if err == nil {
-			err = t.conn.Flush()
-		}
-		if err != nil {
-			s.forget()
-			return fmt.Errorf("write the set %s of table %s: %w", s.name, t.name, err)
-		}
-		out, in = out[i:], in[j:]
-	}
-	for text, n := range gone {
-		s.free, s.written = append(s.free, n), s.written-len(elements(n, text))
 	}
 	return nil
 }
 
-// forget notes that nothing is written.
-func (s *noteSet) forget() {
-	for text := range s.numbers {
-		s.numbers[text] = 0
-	}
-	s.free, s.last, s.written = nil, 0, 0
-}
-
-// elements are the pieces of a text.
-func elements(number uint32, text string) (list []nftables.SetElement) {
-	for piece := range slices.Chunk([]byte(text), nft.MaxComment) {
-		list = append(list, nftables.SetElement{Key: nfnetlink.HostOrder(number*pieces + uint32(len(list))),
-			Comment: string(piece)})
+// elements are the pieces of texts.
+func elements(texts []string) (list []nftables.SetElement) {
+	for _, text := range texts {
+		hash := sha256.Sum256([]byte(text))
+		key := hash[:keySize]
+		key[keySize-1] = 0
+		for piece := range slices.Chunk([]byte(text), nft.MaxComment) {
+			list = append(list, nftables.SetElement{Key: bytes.Clone(key), Comment: string(piece)})
+			key[keySize-1]++
+		}
 	}
 	return list
 }
@@ -222,9 +165,8 @@ func Left(services string) (left service.Ejections, err error) {
 func Growth(services string) (growth service.Growth, err error) {
 	of := map[service.Name][]service.Growing{}
 	err = read(services, growing, func(name service.Name, e service.Ejection) {
-		part, unit, ok := strings.Cut(e.Why, "/")
-		n, err := strconv.ParseUint(part, 10, 8)
-		if ok && err == nil && unit == strconv.Itoa(service.WholePart) && n > 0 && n < service.WholePart {
+		part, ok := strings.CutSuffix(e.Why, "/"+strconv.Itoa(service.WholePart))
+		if n, err := strconv.ParseUint(part, 10, 8); ok && err == nil && n > 0 && n < service.WholePart {
 			of[name] = append(of[name], service.Growing{PortEndpoint: e.PortEndpoint, Since: e.Since, Part: uint8(n)})
 		}
 	})
@@ -247,17 +189,17 @@ func read(services, set string, yield func(service.Name, service.Ejection)) erro
 	} else if err != nil {
 		return fmt.Errorf("read table %s: %w", Name(services), err)
 	}
-	number := func(e nftables.SetElement) uint32 { return binary.NativeEndian.Uint32(e.Key) }
-	list = slices.DeleteFunc(list, func(e nftables.SetElement) bool { return len(e.Key) != 4 })
-	slices.SortFunc(list, func(a, b nftables.SetElement) int { return cmp.Compare(number(a), number(b)) })
-	texts := map[uint32]string{}
-	for _, e := range list {
-		texts[number(e)/pieces] += e.Comment
-	}
-	for _, text := range texts {
+	slices.SortFunc(list, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
+	text := ""
+	for i, e := range list {
+		text += e.Comment
+		if len(e.Key) != keySize || i+1 < len(list) && bytes.HasPrefix(list[i+1].Key, e.Key[:keySize-1]) {
+			continue // There are more pieces.
+		}
 		if name, e, ok := parseText(text); ok {
 			yield(name, e)
 		}
+		text = ""
 	}
 	return nil
 }

@@ -94,8 +94,8 @@ func TestLeft(t *testing.T) {
 	}
 	want("made anew", small)
 	write(service.Ejections{})
-	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { 1 comment "shop/web tcp", 300 comment "a/b tcp `+
-		`80 nowhere 1 x", 600 }`); err != nil {
+	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { ::1 comment "shop/web tcp", 1::1 comment "a/b `+
+		`tcp 80 nowhere 1 x", 2::1 }`); err != nil {
 		t.Fatal(err)
 	}
 	want("with texts of others", service.Ejections{})
@@ -161,8 +161,8 @@ func TestGrowth(t *testing.T) {
 	set(table.SetGrowth(of(3, 2)))
 	want("both", of(3, 2), 1)
 	set(table.SetGrowth(service.Growth{}))
-	set(cmd.Load(ns, `add element inet nftproxy-eject growing { 1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", 300 comment `+
-		`"a/b TCP 80 10.0.0.1:80 1 4/4", 600 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 900 }`))
+	set(cmd.Load(ns, `add element inet nftproxy-eject growing { ::1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", `+
+		`1::1 comment "a/b TCP 80 10.0.0.1:80 1 4/4", 2::1 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 3::1 }`))
 	want("with texts of others", service.Growth{}, 1)
 	set(cmd.Load(ns, "flush ruleset"))
 	set(table.SetGrowth(of(1, 1)))

@@ -43,10 +43,9 @@ type Table struct {
 	netns int
 	// hears says that the table has the rule.
 	hears bool
-	// left and growth are what notes have, in this order.
+	// left and growth are what the sets have.
 	left   service.Ejections
 	growth service.Growth
-	notes  [2]noteSet
 	// conn is nil until the table is made.
 	conn   *nftables.Conn
 	counts nfnetlink.Requester
@@ -58,9 +57,7 @@ type Table struct {
 // file descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table
 // has the rule that Repeats needs. Use needs CAP_NET_ADMIN.
 func New(services string, netns int, hears bool) *Table {
-	t := &Table{name: Name(services), netns: netns, hears: hears, notes: [2]noteSet{
-		{name: leftOut, numbers: map[string]uint32{}}, {name: growing, numbers: map[string]uint32{}},
-	}}
+	t := &Table{name: Name(services), netns: netns, hears: hears}
 	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE,
 		unix.NFT_OBJECT_COUNTER)
 	return t
@@ -115,8 +112,8 @@ func (t *Table) make() error {
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	for i := range t.notes {
-		if err := t.conn.AddSet(setOf(table, t.notes[i].name), nil); err != nil {
+	for _, set := range []string{leftOut, growing} {
+		if err := t.conn.AddSet(setOf(table, set), nil); err != nil {
 			return fmt.Errorf("make table %s: %w", t.name, err)
 		}
 	}
@@ -131,13 +128,10 @@ func (t *Table) make() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	for i := range t.notes {
-		t.notes[i].forget()
-		if err := t.fill(&t.notes[i], nil); err != nil {
-			return err
-		}
-	}
-	return nil
+	left := elements(differences(service.Ejections{}, t.left, leftText))
+	grow := elements(differences(service.Growth{}, t.growth, growthText))
+	return errors.Join(t.write(leftOut, left[:min(len(left), mostElements)], t.conn.SetAddElements),
+		t.write(growing, grow[:min(len(grow), mostElements)], t.conn.SetAddElements))
 }
 
 // repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel
