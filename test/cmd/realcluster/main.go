@@ -183,6 +183,8 @@ func newNodeLossCommand(dir *string) *cobra.Command {
 	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each Service that keep their connection, with a "+
 		"request a second each")
 	cmd.Flags().DurationVar(&o.Away, "away", 90*time.Second, "`time` until the node has its network again")
+	cmd.Flags().BoolVar(&o.APIServer, "api-server", false, "cut the API server off from all nodes meanwhile, as if it "+
+		"were on the lost one")
 	return cmd
 }
 

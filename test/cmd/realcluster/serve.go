@@ -143,16 +143,17 @@ func outageOptions(q url.Values) (o workload.OutageOptions, err error) {
 // nodeLossPath is a request for the loss of a node; nodeLossOptions reads it.
 func nodeLossPath(o workload.NodeLossOptions) string {
 	return "/node-loss?" + url.Values{"eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)},
-		"away": {o.Away.String()}}.Encode()
+		"away": {o.Away.String()}, "api-server": {strconv.FormatBool(o.APIServer)}}.Encode()
 }
 
 func nodeLossOptions(q url.Values) (o workload.NodeLossOptions, err error) {
-	var rateErr, keptErr, awayErr error
+	var rateErr, keptErr, awayErr, serverErr error
 	o.Eject = q.Get("eject")
 	o.Rate, rateErr = strconv.Atoi(q.Get("rate"))
 	o.Kept, keptErr = strconv.Atoi(q.Get("kept"))
 	o.Away, awayErr = time.ParseDuration(q.Get("away"))
-	return o, errors.Join(rateErr, keptErr, awayErr)
+	o.APIServer, serverErr = strconv.ParseBool(q.Get("api-server"))
+	return o, errors.Join(rateErr, keptErr, awayErr, serverErr)
 }
 
 // movePath is a request for the move of an address; moveOptions reads it.

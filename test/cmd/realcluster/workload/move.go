@@ -166,7 +166,7 @@ func (b *balancer) lose(ctx context.Context, what, node string) (repair func() e
 		return repair, b.Client.CoreV1().Pods(Namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
 			metav1.ListOptions{LabelSelector: "app=web", FieldSelector: onNode})
 	case loseNetwork:
-		return b.cutOff(ctx, node)
+		return b.cutOff(ctx, node, false)
 	}
 	return nil, fmt.Errorf("a node can lose one of %s, not %q", strings.Join(Losses(), ", "), what)
 }

@@ -30,6 +30,8 @@ type NodeLossOptions struct {
 	Kept int
 	// Away is how long the node is without a network.
 	Away time.Duration
+	// APIServer says that no node reaches the API server meanwhile, as if it were on that node.
+	APIServer bool
 }
 
 const (
@@ -44,8 +46,8 @@ const (
 // were slow or failed. Lines with # say more.
 func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io.Writer) (err error) {
 	nodes := c.Nodes()
-	if len(nodes) < 3 || o.Rate < 2 {
-		return fmt.Errorf("%d nodes and %d connections a second: want 3 and 2 at least", len(nodes), o.Rate)
+	if len(nodes) < 2 || o.Rate < 2 {
+		return fmt.Errorf("%d nodes and %d connections a second: want 2 and 2 at least", len(nodes), o.Rate)
 	}
 	web, err := Start(ctx, c)
 	if err != nil {
@@ -82,7 +84,7 @@ func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io
 		return errors.Join(err, stop())
 	}
 	cut := time.Now()
-	repair, err := web.cutOff(ctx, lost)
+	repair, err := web.cutOff(ctx, lost, o.APIServer)
 	if err != nil {
 		return errors.Join(err, stop())
 	}
@@ -118,19 +120,30 @@ func (w *Web) endpointsByNode(ctx context.Context, app string) (map[string]int, 
 	return on, nil
 }
 
-// cutOff takes its network from a node. repair gives it back, also after an interruption, and returns once the proxy is
-// ready.
-func (w *Web) cutOff(ctx context.Context, node string) (repair func() error, err error) {
+// cutOff takes its network from a node, and the API server from all nodes if it is to be there. repair gives it back,
+// also after an interruption, and returns once the proxy is ready.
+func (w *Web) cutOff(ctx context.Context, node string, server bool) (repair func() error, err error) {
 	links := w.Outside.Handle()
 	link, err := links.LinkByName(node)
 	if err != nil {
 		return nil, fmt.Errorf("look up the link of %s: %w", node, err)
 	}
+	back := func() error { return nil }
+	if server {
+		api, err := w.API()
+		if err == nil {
+			back, err = w.Outside.Cut(api)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cut the API server off: %w", err)
+		}
+	}
 	if err := links.LinkSetDown(link); err != nil {
-		return nil, fmt.Errorf("cut %s off: %w", node, err)
+		return nil, errors.Join(fmt.Errorf("cut %s off: %w", node, err), back())
 	}
 	return func() error {
-		return errors.Join(links.LinkSetUp(link), w.AwaitDaemonSet(context.WithoutCancel(ctx), "kube-system", w.Proxy()))
+		return errors.Join(back(), links.LinkSetUp(link), w.AwaitDaemonSet(context.WithoutCancel(ctx), "kube-system",
+			w.Proxy()))
 	}, nil
 }
 
