@@ -102,7 +102,7 @@ func serviceKind() wire.Kind[*serviceObject] {
 func sliceKind() wire.Kind[*sliceObject] {
 	weights := weightKeys()
 	keys := append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime,
-		service.OptionPrefix)
+		service.OptionPrefix, "kubernetes.io/")
 	return wire.EndpointSlices(convertSlice, append(keys, service.MisspeltPrefixes()...)...)
 }
 

@@ -93,8 +93,12 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	}
 	defer func() { object.problems = p.all() }()
 	if owner == "" {
-		p.add("metadata.labels", &SliceIgnoredError{fmt.Errorf("no %s: it belongs to no Service",
-			discoveryv1.LabelServiceName)})
+		hint := ""
+		if key := meantLabel(s.Labels); key != "" {
+			hint = "; is it meant by " + key + "?"
+		}
+		p.add("metadata.labels", &SliceIgnoredError{fmt.Errorf("no %s: it belongs to no Service%s",
+			discoveryv1.LabelServiceName, hint)})
 		return object
 	}
 	object.owner = service.NewName(s.Namespace, owner)

@@ -24,6 +24,9 @@ type index struct {
 	slices map[service.Name]*sliceObject
 	// headless has the slices with the label of headless Services, by the Services that they name.
 	headless map[service.Name][]*headlessSlice
+	// strays are the slices of no Service, by what a Service may find them by. straysDue is when to look at them again.
+	strays    map[strayKey][]*stray
+	straysDue time.Time
 
 	// cidrs are the ServiceCIDR objects.
 	cidrs map[service.Name]*cidrObject
@@ -100,6 +103,7 @@ func newIndex(node string) *index {
 		joined:      map[service.Name]*joined{},
 		slices:      map[service.Name]*sliceObject{},
 		headless:    map[service.Name][]*headlessSlice{},
+		strays:      map[strayKey][]*stray{},
 		cidrs:       map[service.Name]*cidrObject{},
 		node:        newNodeState(),
 		kubeletPort: defaultKubeletPort,
@@ -242,6 +246,7 @@ func (ix *index) setSlice(s *sliceObject) {
 	old, ok := ix.slices[name]
 	ix.slices[name] = s
 	ix.noteHeadless(old, s)
+	ix.noteUnowned(old, s)
 	if !ok {
 		ix.reportNew(nil, s.problems)
 		ix.noteTrigger(s)
@@ -291,6 +296,7 @@ func (ix *index) deleteSlice(name service.Name) {
 	if old, ok := ix.slices[name]; ok {
 		delete(ix.slices, name)
 		ix.noteHeadless(old, nil)
+		ix.noteUnowned(old, nil)
 		ix.detachSlice(old)
 	}
 }
@@ -400,6 +406,7 @@ func (ix *index) take(list []*joined, prepared []service.Prepared) {
 		j.dirty = false
 		ix.unprotected = ix.unprotected || j.name == kubernetesService
 		ix.builder.Take(prepared[i])
+		ix.noteStrays(j)
 		if !j.built && len(j.slices) == 0 && !j.foreign {
 			delete(ix.joined, j.name)
 		}

@@ -32,8 +32,12 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 		}
 	})
 	services := newListWatch("services", newServiceStore(w), serviceWays(client)...)
+	selector := sliceLabels
+	if w.opts.AllSlices {
+		selector = ""
+	}
 	endpointSlices := newListWatch("endpointslices", newSliceStore(w), way[*sliceObject]{client.slices,
-		metav1.ListOptions{LabelSelector: sliceLabels}})
+		metav1.ListOptions{LabelSelector: selector}})
 	cidrs := newListWatch("servicecidrs", newStore(w, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames),
 		cidrWays(client)...)
 	cidrs.optional = true

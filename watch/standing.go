@@ -45,6 +45,9 @@ func (ix *index) standing(name service.Name) []string {
 		add(s.text)
 		add(s.problems)
 	}
+	for _, s := range ix.straysOf(j) {
+		add([]Problem{s.problem(j)})
+	}
 	if more > 0 {
 		texts = append(texts, fmt.Sprintf("and %d more problems", more))
 	}

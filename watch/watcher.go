@@ -36,6 +36,8 @@ type Options struct {
 	// IgnoreExternalIPs says that no Service gets its spec.externalIPs. The watcher
 	// reports it for each Service that has any.
 	IgnoreExternalIPs bool
+	// AllSlices has an API server send the EndpointSlices too that no service proxy heeds, since a Service may miss them.
+	AllSlices bool
 	// Balance is that of the Services that have neither the annotation nor session affinity.
 	Balance service.Balance
 	// TryTimeouts returns an error if the kernel cannot give connections time-outs of their own. It is called for each
@@ -212,7 +214,7 @@ func (w *Watcher) loop(ctx context.Context) {
 	w.running = true
 	w.mu.Unlock()
 	for {
-		var summary, removal, growth, release <-chan time.Time
+		var summary, removal, growth, release, strays <-chan time.Time
 		if due, ok := w.removalDue(); ok {
 			removal = time.After(time.Until(due))
 		}
@@ -224,6 +226,9 @@ func (w *Watcher) loop(ctx context.Context) {
 		}
 		if due, ok := w.releaseDue(); ok {
 			release = time.After(time.Until(due))
+		}
+		if due, ok := w.straysDue(); ok {
+			strays = time.After(time.Until(due))
 		}
 		select {
 		case <-ctx.Done():
@@ -237,6 +242,8 @@ func (w *Watcher) loop(ctx context.Context) {
 			w.change(func(*index) {})
 		case <-release:
 			w.change(func(*index) {})
+		case now := <-strays:
+			w.change(func(ix *index) { ix.at = now; ix.reportStrays() })
 		case <-w.wake:
 			w.publish()
 		case <-summary:

@@ -135,6 +135,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 		return none, err
 	}
 	source := o.flowSource(node, config)
+	source.Objects.AllSlices = true
 	var objects *service.Snapshot
 	if source.Kind() != "table" {
 		addrs, err := hostaddr.List(cmd.Context())

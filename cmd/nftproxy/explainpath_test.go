@@ -201,6 +201,9 @@ func TestExplainIgnoredSlices(t *testing.T) {
 		slice("shop", "named", "kubernetes.io/service-name: web", "FQDN", "web.example.com"),
 		slice("shop", "nobodys", "app: web", "IPv4", "10.244.0.3"),
 		slice("other", "nobodys", "app: web", "IPv4", "10.244.0.3"),
+		service("cart", "10.96.0.22"), slice("shop", "a", "kubernetes.io/service-name: crat", "IPv4", "10.244.0.3"),
+		slice("other", "b", "kubernetes.io/service-name: cart", "IPv4", "10.244.0.3"),
+		slice("shop", "cart-1", "kubernetes.io/servicename: cart", "IPv4", "10.244.0.3"),
 		slice("shop", "six-1", "kubernetes.io/service-name: six", "IPv6", "fd00:244::3"),
 	)
 	firstSync(t, w.Node, "--nftproxy-manifests", filepath.Join(w.dir, manifestsDir), "--cluster-cidr", "10.244.0.0/16")
@@ -214,6 +217,12 @@ func TestExplainIgnoredSlices(t *testing.T) {
 	if strings.Contains(stdout, "other/nobodys") || strings.Contains(stdout, "its selector has to match") {
 		t.Errorf("says:\n%s", stdout)
 	}
+	w.wantExplained("of no Service", from+"10.96.0.22:80", 1,
+		`EndpointSlice shop/a: metadata.labels[kubernetes.io/service-name]: "crat": namespace shop has no such Service with `+
+			"a cluster IP; did you mean cart?",
+		`EndpointSlice other/b: metadata.labels[kubernetes.io/service-name]: "cart": namespace other has no such Service`,
+		"EndpointSlice shop/cart-1: metadata.labels: no kubernetes.io/service-name: it belongs to no Service; is it meant by "+
+			"kubernetes.io/servicename?")
 	w.wantExplained("of the other family", from+"10.96.0.21:80", 1, "its EndpointSlices have addresses of the other "+
 		"family only")
 }

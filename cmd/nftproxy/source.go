@@ -83,6 +83,7 @@ func (o *sourceOptions) problems(cmd *cobra.Command) (func(service.Name) []strin
 		return nil, err
 	}
 	source := o.flowSource(node, config)
+	source.Objects.AllSlices = true
 	_, err = source.Snapshot(cmd.Context(), addrs, cmd.ErrOrStderr())
 	return source.Problems, err
 }

@@ -211,8 +211,12 @@ func (x *explainer) whyNoEndpoint() {
 	}
 	if len(all) == 0 {
 		x.cause("Service %s has no endpoint: no EndpointSlice of it has an address for the port", frontendText(x.frontend))
-		x.remedyEndpoints(
-			"its selector has to match the labels of pods that run, and the targetPort has to be a port of theirs")
+		hint := ""
+		if f := x.facts.Problems; f != nil && len(f(s.Name)) > 0 {
+			hint = "what cannot be used of its objects may be why; else "
+		}
+		x.remedyEndpoints(hint + "its selector has to match the labels of pods that run, and the targetPort has to be a " +
+			"port of theirs")
 		return
 	}
 	x.cause("Service %s has %s, and none may get connections", frontendText(x.frontend), plural(len(all), "endpoint"))

@@ -127,6 +127,9 @@ func (s *FlowSource) Snapshot(ctx context.Context, addrs hostaddr.Addresses,
 		err := Unlisted(p)
 		if ignored := (*watch.SliceIgnoredError)(nil); errors.As(p, &ignored) {
 			s.Ignored = append(s.Ignored, p)
+			if s.Objects.AllSlices && p.Source == "" {
+				return nil // A cluster may have many. The Service that misses one names it.
+			}
 		}
 		if err == nil && !errors.Is(p, watch.ErrIgnoredKind) {
 			fmt.Fprintf(notes, "nftproxy: %v\n", p)
