@@ -52,10 +52,13 @@ func invalidDropper(c Config, registry prometheus.Registerer) func(context.Conte
 	}
 }
 
+// DropsInvalid says whether there is a rule now that drops invalid packets.
+func (c *Config) DropsInvalid() bool { return c.DropInvalid && !c.SysctlFiles.BeLiberal() }
+
 // keepInvalid sees to the rule, and returns what it has dropped. Like kube-proxy it has none while the kernel
 // translates segments out of the window.
 func keepInvalid(c Config) (dropped uint64, err error) {
-	if c.SysctlFiles.BeLiberal() {
+	if !c.DropsInvalid() {
 		_, err := invalidtable.Remove(c.Rules.Table, 0)
 		return 0, err
 	}

@@ -39,7 +39,7 @@ func TestInvalidDropper(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	task := invalidDropper(Config{
 		Rules: ruleset.Config{Table: ruleset.DefaultTable}, SysctlFiles: conntrack.Files{Settings: settings},
-		Log: slog.New(slog.DiscardHandler),
+		DropInvalid: true, Log: slog.New(slog.DiscardHandler),
 	}, registry)
 	for _, c := range []struct {
 		liberal string

@@ -75,7 +75,8 @@ versions may add fields; they do not change these.`,
 			if err != nil {
 				return usageError{err}
 			}
-			report, err := verify.Node(cmd.Context(), sourceOf(c), o.limit, cmd.ErrOrStderr(), verify.Settle)
+			report, err := verify.Node(cmd.Context(), sourceOf(c), c.DropsInvalid(), o.limit, cmd.ErrOrStderr(),
+				verify.Settle)
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot tell: %v\n", err)
 				return statusUnknown
@@ -103,7 +104,7 @@ func hideOtherFlags(f *pflag.FlagSet) {
 		"config", "kubeconfig", "master", ownPrefix + "manifests", "hostname-override", "cluster-cidr", "detect-local-mode",
 		"pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses", ownPrefix + "table",
 		"masquerade-all", "iptables-masquerade-bit", ownPrefix + "counters", ownPrefix + "answer-ping",
-		noMasqueradeFlag, ownPrefix + "masquerade-to-node", balanceFlag,
+		dropInvalidFlag, noMasqueradeFlag, ownPrefix + "masquerade-to-node", balanceFlag,
 	}
 	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
 }

@@ -143,6 +143,28 @@ func TestVerify(t *testing.T) {
 	if diff := cmp.Diff(sortedLines(before), sortedLines(after)); diff != "" {
 		t.Errorf("the tables before the edits and after the repair (-before +after):\n%s", diff)
 	}
+	v.invalid()
+}
+
+// invalid checks the table that drops invalid packets, where nothing else differs.
+func (v *verified) invalid() {
+	v.Helper()
+	const table = "table nftproxy-invalid, which drops packets that belong to no connection"
+	without := v.flags
+	v.flags = append(slices.Clone(without), "--"+dropInvalidFlag)
+	v.want("the flag is new", 1, "of no single Service", "  missing  inet "+table,
+		"different: 1 missing, 0 extra, 0 changed")
+	firstSync(v.T, v.ns, v.flags...)
+	v.want("a proxy has run with the flag", 0)
+	if err := v.cmd.Load(v.ns, "flush chain inet nftproxy-invalid forward"); err != nil {
+		v.Fatal(err)
+	}
+	v.want("without its rule", 1, "of no single Service",
+		"  changed  inet table nftproxy-invalid, with other chains or rules", "           it should be: "+table,
+		"different: 0 missing, 0 extra, 1 changed")
+	v.flags = without
+	v.want("without the flag", 1, "of no single Service", "  extra    inet "+table,
+		"different: 0 missing, 1 extra, 0 changed")
 }
 
 // bounded checks --limit and the forms for programs, where 5 objects differ.
@@ -204,7 +226,7 @@ func TestVerifyInFlight(t *testing.T) {
 	looks := 0
 	if err := v.ns.Do(func() error {
 		var err error
-		report, err = verify.Node(t.Context(), sourceOf(c), 100, t.Output(), func(context.Context) error {
+		report, err = verify.Node(t.Context(), sourceOf(c), false, 100, t.Output(), func(context.Context) error {
 			looks++
 			firstSync(t, v.ns, v.flags...)
 			return nil

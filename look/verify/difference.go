@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/look/othertables"
 	"nftproxy/nft"
+	"nftproxy/nft/invalidtable"
 )
 
 // Kind is the kind of object that differs, by nft's word, and Is how it differs.
@@ -40,7 +41,7 @@ type Difference struct {
 	// Service is the namespace/name of the Service that the object belongs to. It is empty for
 	// what Services share and for what no Service is known of.
 	Service string `json:"service"`
-	// Family is that of the table, "ip" or "ip6".
+	// Family is that of the table, "ip" or "ip6", or "inet" for one of both.
 	Family string `json:"family"`
 	Kind   Kind   `json:"kind"`
 	// Name is that of the table, set or chain. For a rule it is its chain's, for an element that
@@ -66,10 +67,12 @@ type Differences struct {
 // them, and few of them are shown.
 type difference struct {
 	service string
-	family  nft.Family
-	kind    Kind
-	name    string
-	is      Is
+	// family does not count if the table is one of both.
+	family nft.Family
+	both   bool
+	kind   Kind
+	name   string
+	is     Is
 	// wantText and haveText are the object's forms, but not of an element.
 	wantText, haveText string
 	// set is the declaration of an element's set. want and have are the element's forms, with an
@@ -125,6 +128,25 @@ func (d *Differences) addTables(ours string, others []othertables.Tables) {
 	d.sort()
 }
 
+// addInvalid adds the table whose rule drops invalid packets, if it is not as wanted.
+func (d *Differences) addInvalid(services string, wanted bool, state invalidtable.State) {
+	name := invalidtable.Name(services)
+	text := "table " + name + ", which drops packets that belong to no connection"
+	one := difference{both: true, kind: Table, name: name}
+	switch {
+	case wanted && state == invalidtable.Absent:
+		one.is, one.wantText = Missing, text
+	case wanted && state == invalidtable.Different:
+		one.is, one.wantText, one.haveText = Changed, text, "table "+name+", with other chains or rules"
+	case !wanted && state != invalidtable.Absent:
+		one.is, one.haveText = Extra, text
+	default:
+		return
+	}
+	d.list = append(d.list, one)
+	d.sort()
+}
+
 // sort gives the differences their order: what Services share, then Service by Service, and
 // in each the families, kinds, names and keys.
 func (d *Differences) sort() {
@@ -144,6 +166,9 @@ func (k Kind) rank() int { return slices.Index([]Kind{Table, Timeout, Set, Chain
 func (d *difference) public() Difference {
 	p := Difference{Service: d.service, Family: d.family.String(), Kind: d.kind, Name: d.name, Is: d.is, Want: d.wantText,
 		Have: d.haveText}
+	if d.both {
+		p.Family = "inet"
+	}
 	if d.kind == Element {
 		if d.want.Key != "" {
 			p.Want = d.want.Text(d.family, d.set)

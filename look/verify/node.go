@@ -12,6 +12,7 @@ import (
 	"nftproxy/look/othertables"
 	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
@@ -33,9 +34,10 @@ func Settle(ctx context.Context) error {
 	}
 }
 
-// Node compares the tables of this node with those that the source asks for: twice if need be, and calls settle (which
+// Node compares the tables of this node with those that the source asks for, and the table that drops invalid packets
+// with whether it is wanted: twice if need be, and calls settle (which
 // is Settle, but in tests) in between. At most limit differences are listed.
-func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer,
+func Node(ctx context.Context, source inspect.Source, dropInvalid bool, limit int, notes io.Writer,
 	settle func(context.Context) error) (Report, error) {
 	addrs, err := hostaddr.List(ctx)
 	if err != nil {
@@ -50,7 +52,7 @@ func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer
 	if err != nil {
 		return Report{}, err
 	}
-	services, differences, inFlight, err := compareTwice(ctx, source.Rules, found, conn, settle)
+	services, differences, inFlight, err := compareTwice(ctx, source.Rules, dropInvalid, found, conn, settle)
 	if err = errors.Join(found.End(), err); err != nil {
 		return Report{}, err
 	}
@@ -88,8 +90,8 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 
 // compareTwice returns the differences that two looks find. After a first look without any,
 // there is no second one.
-func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Objects, conn *kernel.Conn,
-	settle func(context.Context) error) (services int, result *Differences, inFlight int, err error) {
+func compareTwice(ctx context.Context, config ruleset.Config, dropInvalid bool, found *inspect.Objects,
+	conn *kernel.Conn, settle func(context.Context) error) (services int, result *Differences, inFlight int, err error) {
 	var first *Differences
 	for {
 		snapshot := found.Newest()
@@ -103,6 +105,11 @@ func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Obj
 			return 0, nil, 0, err
 		}
 		now.addTables(config.Table, others)
+		invalid, err := invalidtable.Look(config.Table, 0)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		now.addInvalid(config.Table, dropInvalid, invalid)
 		switch {
 		case first != nil:
 			lasting := now.Lasting(first)

@@ -10,6 +10,7 @@ package invalidtable
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/google/nftables"
@@ -41,26 +42,84 @@ func Keep(services string, netns int) (dropped uint64, err error) {
 		return 0, err
 	}
 	table := table(services)
-	rules, err := conn.GetRules(table, &nftables.Chain{Table: table, Name: chain})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return 0, fmt.Errorf("read table %s: %w", table.Name, err)
-	}
-	if counter := counterOf(rules); counter != nil {
-		return counter.Packets, nil
+	if state, dropped, err := look(conn, table); err != nil || state == Same {
+		return dropped, err
 	}
 	conn.AddTable(table)
 	conn.DelTable(table)
 	conn.AddTable(table)
-	c := conn.AddChain(&nftables.Chain{
-		Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
-		Priority: nftables.ChainPriorityFilter,
-	})
+	c := conn.AddChain(forward(table))
 	conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: drop(), UserData: userdata.AppendString(nil,
 		userdata.TypeComment, purpose)})
 	if err := conn.Flush(); err != nil {
 		return 0, fmt.Errorf("make table %s: %w", table.Name, err)
 	}
 	return 0, nil
+}
+
+// State says how a table is beside the one that Keep makes.
+type State int
+
+// The states.
+const (
+	Absent State = iota
+	Same
+	Different
+)
+
+// Look returns the state of the table beside the tables of Services with that name. netns is that of Keep.
+func Look(services string, netns int) (State, error) {
+	conn, err := dial(netns)
+	if err != nil {
+		return Absent, err
+	}
+	state, _, err := look(conn, table(services))
+	return state, err
+}
+
+// look also returns how many packets the rule has dropped.
+func look(conn *nftables.Conn, table *nftables.Table) (state State, dropped uint64, err error) {
+	failed := func(err error) (State, uint64, error) {
+		return Absent, 0, fmt.Errorf("read table %s: %w", table.Name, err)
+	}
+	tables, err := conn.ListTablesOfFamily(table.Family)
+	if err != nil {
+		return failed(err)
+	}
+	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table.Name }) {
+		return Absent, 0, nil
+	}
+	chains, err := conn.ListChainsOfTableFamily(table.Family)
+	if err != nil {
+		return failed(err)
+	}
+	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != table.Name })
+	if len(chains) != 1 || !isForward(chains[0]) {
+		return Different, 0, nil
+	}
+	rules, err := conn.GetRules(table, chains[0])
+	if errors.Is(err, unix.ENOENT) {
+		return Different, 0, nil // Another program has just removed it.
+	} else if err != nil {
+		return failed(err)
+	}
+	counter := counterOf(rules)
+	if counter == nil {
+		return Different, 0, nil
+	}
+	return Same, counter.Packets, nil
+}
+
+// forward is the table's only chain.
+func forward(table *nftables.Table) *nftables.Chain {
+	return &nftables.Chain{Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		Priority: nftables.ChainPriorityFilter}
+}
+
+func isForward(c *nftables.Chain) bool {
+	want := forward(c.Table)
+	return c.Name == want.Name && c.Type == want.Type && c.Hooknum != nil && *c.Hooknum == *want.Hooknum &&
+		c.Priority != nil && *c.Priority == *want.Priority && (c.Policy == nil || *c.Policy == nftables.ChainPolicyAccept)
 }
 
 // Remove removes the table beside the tables of Services with that name, and says whether there was one. netns is that
@@ -112,12 +171,18 @@ func drop() []expr.Any {
 
 // counterOf returns the counter of the table's rules, or nil unless they are ours.
 func counterOf(rules []*nftables.Rule) *expr.Counter {
-	if len(rules) != 1 || len(rules[0].Exprs) != len(drop()) {
+	want := drop()
+	if len(rules) != 1 || len(rules[0].Exprs) != len(want) {
 		return nil
 	}
-	i := slices.IndexFunc(rules[0].Exprs, func(x expr.Any) bool { _, is := x.(*expr.Counter); return is })
-	if i < 0 {
-		return nil
+	var counter *expr.Counter
+	for i, x := range rules[0].Exprs {
+		if c, counts := x.(*expr.Counter); counts {
+			counter, x = c, &expr.Counter{}
+		}
+		if !reflect.DeepEqual(x, want[i]) {
+			return nil
+		}
 	}
-	return rules[0].Exprs[i].(*expr.Counter)
+	return counter
 }

@@ -57,9 +57,18 @@ func TestTable(t *testing.T) {
 	for _, change := range []string{
 		"flush ruleset", "flush chain inet nftproxy-invalid forward", "insert rule inet nftproxy-invalid forward accept",
 		"flush chain inet nftproxy-invalid forward; delete chain inet nftproxy-invalid forward",
+		"flush chain inet nftproxy-invalid forward; add rule inet nftproxy-invalid forward ct state new counter drop",
+		"add chain inet nftproxy-invalid forward { policy drop; }", "add chain inet nftproxy-invalid another",
 	} {
 		if err := cmd.Load(ns, change); err != nil {
 			t.Fatal(err)
+		}
+		want := invalidtable.Different
+		if change == "flush ruleset" {
+			want = invalidtable.Absent
+		}
+		if state, err := invalidtable.Look("nftproxy", ns.Fd()); err != nil || state != want {
+			t.Errorf("%s: state %d, %v; want %d", change, state, err, want)
 		}
 		if n := keep(); n != 0 || listing() != text {
 			t.Errorf("%s: %d dropped; nft lists\n%s\nwant\n%s", change, n, listing(), text)
