@@ -55,6 +55,7 @@ func firing() map[string]string {
 		"NftproxyEndpointsDoNotAnswer":  `nftproxy_ejected_endpoints{mode="report"} 1x60`,
 		"NftproxyConntrackAlmostFull":   "nftproxy_conntrack_entries 950x60\nnftproxy_conntrack_limit 1000x60",
 		"NftproxyConntrackCleanupFails": `nftproxy_conntrack_failures_total 0+1x60`,
+		"NftproxyPacketsOfNoConnection": `nftproxy_conntrack_invalid_packets_total 0+90x60`,
 		"NftproxyHealthCheckPortFails":  `nftproxy_health_check_listeners{state="failed"} 1x60`,
 		"NftproxyBehind":                `nftproxy_behind_seconds 0+60x60`,
 		"NftproxyAPIServerAway": `rest_client_requests_total{code="<error>",method="GET"} 0+1x60
@@ -68,6 +69,8 @@ func quiet() map[string]string {
 		"NftproxyBehind":              `nftproxy_behind_seconds 0 60 120 300 600 0x60`, // a long restart
 		"NftproxyDown":                "up 1x60\nup{instance=\"node-2\"} 0x60",
 		"NftproxyConntrackAlmostFull": "nftproxy_conntrack_entries 950x60\nnftproxy_conntrack_limit 0x60", // no limit
+		"NftproxyPacketsOfNoConnection": "nftproxy_conntrack_invalid_packets_total 0+90x60\n" + // they are dropped
+			"kubeproxy_iptables_ct_state_invalid_dropped_packets_total 0+90x60",
 		"NftproxyChangesWait": `kubeproxy_sync_proxy_rules_service_changes_pending 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 ` +
 			`1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1`,
 		"NftproxyAPIServerAway": `rest_client_requests_total{code="503",method="GET"} 0+1x60
