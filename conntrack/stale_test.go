@@ -248,6 +248,39 @@ func TestStaleEstablished(t *testing.T) {
 	}
 }
 
+// TestKubernetes106651: the entry of an SCTP client with a fixed source port, whose INITs go on to an endpoint that has
+// left, looks like that of a living association. It ends where the node or the Service asks for that, and only then.
+func TestKubernetes106651(t *testing.T) {
+	const port = "  port sigtran sctp 82\n"
+	left := replace(port, port+"    endpoint 10.0.0.99:82 n1 ready serving\n")(dnatedCluster)
+	asking := func(option string) func(string) string {
+		return replace("  port dns udp 53 node-port 30053\n", option+"  port dns udp 53 node-port 30053\n")
+	}
+	const cut, keep = "  option departed-connections cut\n", "  option departed-connections keep\n"
+	sctp, tcp := []service.Protocol{service.SCTP}, []service.Protocol{service.TCP}
+	for name, c := range map[string]struct {
+		established []service.Protocol
+		option      string
+		want        Reason
+	}{
+		"by default": {nil, "", ""}, "the node asks for TCP": {tcp, "", ""}, "the node asks": {sctp, "", EndpointGone},
+		"the Service asks": {nil, cut, EndpointGone}, "the Service refuses": {sctp, keep, ""},
+	} {
+		x := NewIndex(Options{Established: c.established})
+		x.Update(parse(t, asking(c.option)(left)))
+		x.Update(parse(t, asking(c.option)(dnatedCluster)))
+		for _, at := range []string{"10.0.0.99:82", "10.0.0.4:82"} { // the second one is only unready
+			want := c.want
+			if at == "10.0.0.4:82" {
+				want = ""
+			}
+			if got, _ := x.Stale(dnated(service.SCTP, "198.51.100.77", "10.96.0.1:82", at, SeenReply|Assured)); got != want {
+				t.Errorf("%s: %s: %q, want %q", name, at, got, want)
+			}
+		}
+	}
+}
+
 // IPVS translates without a bit of the status. Its flows stay with an endpoint that serves, and end with it as those
 // with DNAT do.
 func TestStaleByIPVS(t *testing.T) {
