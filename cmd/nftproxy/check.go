@@ -170,7 +170,7 @@ other. Its exit status is 1 if that does not come true within --timeout.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"", takeover.NameOurs, takeover.NameTheirs}, o.await) {
-				return usageError{fmt.Errorf("--await: %q: want %s or %s", o.await, takeover.NameOurs, takeover.NameTheirs)}
+				return usageError{unknownValue("await", o.await)}
 			}
 			if err := checkOutput(o.output, outputText, outputJSON); err != nil {
 				return usageError{err}

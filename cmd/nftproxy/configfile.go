@@ -45,8 +45,8 @@ func (o *configOptions) addFlags(f *pflag.FlagSet) {
 
 // checkVersion judges --version.
 func (o *configOptions) checkVersion() error {
-	if !slices.Contains([]string{"true", "false", "raw"}, o.version) {
-		return fmt.Errorf("--version: %q: want true, false or raw", o.version)
+	if !slices.Contains(flagValues()["version"], o.version) {
+		return unknownValue("version", o.version)
 	}
 	return nil
 }
@@ -299,7 +299,7 @@ func addAliasFlags(f *pflag.FlagSet) {
 // kube-proxy.
 func resolveMode(f *pflag.FlagSet) error {
 	if mode := f.Lookup("proxy-mode").Value.String(); !kubeproxyconfig.IsMode(mode) {
-		return fmt.Errorf("--proxy-mode: %q: want iptables, ipvs, nftables or nothing", mode)
+		return unknownValue("proxy-mode", mode, "nothing")
 	}
 	bind := f.Lookup("bind-address").Value.String()
 	if _, err := netip.ParseAddr(bind); err != nil {

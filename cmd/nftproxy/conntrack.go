@@ -110,7 +110,7 @@ func (o *flowOptions) parse() (*inspect.FlowSource, inspect.FlowFilter, error) {
 	}
 	if o.protocol != "" {
 		if filter.Protocol, err = service.ParseProtocol(o.protocol); err != nil {
-			return nil, filter, fmt.Errorf("--protocol: %w", err)
+			return nil, filter, unknownValue("protocol", o.protocol)
 		}
 	}
 	return s, filter, checkOutput(o.output, outputText, outputJSON)
@@ -186,7 +186,7 @@ func cleanEstablished(words []string) ([]service.Protocol, error) {
 	for _, word := range words {
 		p, err := service.ParseProtocol(word)
 		if err != nil || p == service.UDP {
-			return nil, fmt.Errorf("--%s: %q: want tcp or sctp", cleanEstablishedFlag, word)
+			return nil, unknownValue(cleanEstablishedFlag, word)
 		}
 		if !slices.Contains(list, p) {
 			list = append(list, p)

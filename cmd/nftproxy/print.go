@@ -140,8 +140,7 @@ func checkOutput(output string, of ...string) error {
 	if slices.Contains(of, output) {
 		return nil
 	}
-	last := len(of) - 1
-	return fmt.Errorf("--output: %q: want %s or %s", output, strings.Join(of[:last], ", "), of[last])
+	return notAmong("output", output, of)
 }
 
 // writeJSON prints a value as JSON. A character that does not print is an escape there:

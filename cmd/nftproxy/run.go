@@ -198,7 +198,7 @@ func (o *runOptions) run() (*daemon.Config, error) {
 		check(fmt.Errorf("--v: %d is negative", o.asked.Verbosity))
 	}
 	if known := flagValues()[logFormatFlag]; o.asked.LogFormat != "" && !slices.Contains(known, o.asked.LogFormat) {
-		check(fmt.Errorf("--%s: %q: want %s", logFormatFlag, o.asked.LogFormat, strings.Join(known, " or ")))
+		check(unknownValue(logFormatFlag, o.asked.LogFormat))
 	}
 	for _, a := range [][2]string{{"--healthz-bind-address", o.asked.HealthAddress},
 		{"--metrics-bind-address", o.asked.MetricsAddress}, {"--nftproxy-probe-bind-address", o.asked.ProbeAddress}} {
@@ -217,7 +217,7 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	c := o.asked
 	mode, err := ejection.ParseMode(o.eject)
 	if c.Eject = mode; err != nil {
-		check(fmt.Errorf("--%s: %w", ejectFlag, err))
+		check(unknownValue(ejectFlag, o.eject))
 	}
 	c.Version, c.Source, c.Sysctls, c.SysctlFiles = version(), o.from, o.sysctls.Sysctls, o.sysctls.files()
 	c.File, c.FileText, c.Origin, c.ConnectionMetrics = o.config.file, o.config.text, o.config.origin,
@@ -336,8 +336,7 @@ func checkCounters(value string) error {
 	case countersNone, countersTables, countersMetrics:
 		return nil
 	}
-	return fmt.Errorf("--%scounters: %q: want %s, %s or %s", ownPrefix, value, countersNone, countersTables,
-		countersMetrics)
+	return unknownValue(ownPrefix+"counters", value)
 }
 
 // tlsFlags are the flags of a server's certificate and key. The fields metricsServerTLS and healthzServerTLS of a

@@ -184,8 +184,7 @@ func (o *sourceOptions) podInterface() (service.Interface, error) {
 	case detectInterfacePrefix:
 		i.Name, i.Prefix, flag, most = o.podInterfacePrefix, true, "--pod-interface-name-prefix", ruleset.MaxInterfacePrefix
 	default:
-		return i, fmt.Errorf("--detect-local-mode: %q: want %s, %s, %s or %s", o.detectLocalMode, detectClusterCIDR,
-			detectNodeCIDR, detectBridgeInterface, detectInterfacePrefix)
+		return i, unknownValue("detect-local-mode", o.detectLocalMode)
 	}
 	if n := len(i.Name); n == 0 || n > most {
 		return i, fmt.Errorf("%s: %q: want 1 to %d bytes for --detect-local-mode=%s", flag, i.Name, most, o.detectLocalMode)
@@ -296,7 +295,7 @@ func (o *claimOptions) parse() error {
 		return err
 	}
 	if err := new(service.Options).Set("balance", o.balance); err != nil {
-		return fmt.Errorf("--%s: %q: want random, client or flow", balanceFlag, o.balance)
+		return unknownValue(balanceFlag, o.balance)
 	}
 	for _, bound := range []struct {
 		flag  string

@@ -70,6 +70,18 @@ func flagValues() map[string][]string {
 	}
 }
 
+// unknownValue is the error about a value of a flag that is none of its words.
+func unknownValue(flag, value string, others ...string) error {
+	return notAmong(flag, value, append(flagValues()[flag], others...))
+}
+
+// notAmong names the words, and first the one that was meant, if there is one.
+func notAmong(flag, value string, words []string) error {
+	last := len(words) - 1
+	return fmt.Errorf("--%s: %q: %swant %s or %s", flag, value, spelling.DidYouMean(value, words),
+		strings.Join(words[:last], ", "), words[last])
+}
+
 // completeFlags completes the values of the flags of a command and of those below it: fixed words, and the names in the
 // tables.
 func completeFlags(cmd *cobra.Command) {
