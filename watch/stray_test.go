@@ -62,11 +62,12 @@ func (r *strayRig) want(what, row, reported string) {
 }
 
 const (
-	strayMistyped = `EndpointSlice tenant/a: metadata.labels[kubernetes.io/service-name]: "wbe": namespace tenant has no ` +
-		`such Service with a cluster IP; did you mean web?`
+	strayMistyped = `EndpointSlice tenant/a: metadata.labels[kubernetes.io/service-name]: "wbe": namespace tenant has ` +
+		`no such Service with a cluster IP; did you mean web?`
 	strayElsewhere = `EndpointSlice other/a: metadata.labels[kubernetes.io/service-name]: "web": namespace other has no ` +
 		`such Service with a cluster IP`
-	strayUnlabelled = "EndpointSlice tenant/web-1: metadata.labels: no kubernetes.io/service-name: it belongs to no Service"
+	strayUnlabelled = "EndpointSlice tenant/web-1: metadata.labels: no kubernetes.io/service-name: it belongs to no " +
+		"Service"
 )
 
 // TestStrays: an EndpointSlice of no Service is in the row of a Service without endpoints that it may be meant for. It

@@ -218,11 +218,11 @@ func TestExplainIgnoredSlices(t *testing.T) {
 		t.Errorf("says:\n%s", stdout)
 	}
 	w.wantExplained("of no Service", from+"10.96.0.22:80", 1,
-		`EndpointSlice shop/a: metadata.labels[kubernetes.io/service-name]: "crat": namespace shop has no such Service with `+
-			"a cluster IP; did you mean cart?",
+		`EndpointSlice shop/a: metadata.labels[kubernetes.io/service-name]: "crat": namespace shop has no such Service `+
+			"with a cluster IP; did you mean cart?",
 		`EndpointSlice other/b: metadata.labels[kubernetes.io/service-name]: "cart": namespace other has no such Service`,
-		"EndpointSlice shop/cart-1: metadata.labels: no kubernetes.io/service-name: it belongs to no Service; is it meant by "+
-			"kubernetes.io/servicename?")
+		"EndpointSlice shop/cart-1: metadata.labels: no kubernetes.io/service-name: it belongs to no Service; is it meant "+
+			"by kubernetes.io/servicename?")
 	w.wantExplained("of the other family", from+"10.96.0.21:80", 1, "its EndpointSlices have addresses of the other "+
 		"family only")
 }
