@@ -178,7 +178,7 @@ func (f *benchFamily) passes(b testing.TB, ns *testnet.Namespace) (scoped, whole
 	if scope.Everything || len(scope.Filters) != 1 {
 		b.Fatalf("scope of one endpoint's removal: %+v", scope)
 	}
-	cleaner := NewCleaner(open(b, ns), index, nil)
+	cleaner := NewCleaner(open(b, ns), index, CleanerConfig{})
 	clean := func(s Scope) func() int {
 		return func() int {
 			p := newPass(s)
@@ -284,7 +284,7 @@ func BenchmarkSyncBesidePass(b *testing.B) {
 	ns := f.fillTable(b, benchFlows(b))
 	index := NewIndex(Options{})
 	index.Update(f.snapshot(b, 1))
-	cleaner := NewCleaner(open(b, ns), index, nil)
+	cleaner := NewCleaner(open(b, ns), index, CleanerConfig{})
 	r, snapshots, syncs := newRules(b, ns), manyServices(b), 0
 	sync := func() float64 {
 		start := time.Now()

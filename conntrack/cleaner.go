@@ -47,7 +47,7 @@ type Run struct {
 // Syncs report to it through reports.
 type Cleaner struct {
 	table   flowTable
-	observe func(Run)
+	config  CleanerConfig
 	reports *syncReports
 
 	agenda agenda
@@ -58,8 +58,7 @@ type Cleaner struct {
 	// refused has what the kernel did not remove.
 	refused refused
 
-	// alone is the function of Alone, or nil. It was asked last at asked.
-	alone func() bool
+	// asked is when CleanerConfig.Alone was asked last.
 	asked time.Time
 	// covered are epochs of the index that passes have covered, with the time of that, the
 	// oldest first and at most one for each second.
@@ -91,42 +90,62 @@ type flowTable interface {
 	Size(ctx context.Context) (entries, buckets int, err error)
 }
 
+// CleanerConfig is what a Cleaner asks and tells others.
+type CleanerConfig struct {
+	// Observe, if not nil, is called after each pass.
+	Observe func(Run)
+	// Alone says whether no other program's rules translate destinations. It is called when it is not known what the
+	// rules did before. A flow that leads to no present or known former endpoint of its Service is then removed if there
+	// is no such program, and stays otherwise, since it may be the other program's. Nil stands for a node that may have
+	// such a program.
+	Alone func() bool
+	// Record, if not nil, is the rules' record of new connections. With it, the change of a claim without new connections
+	// needs no pass for flows in the middle of their handshake.
+	Record *Record
+}
+
+// Record is what the rules note of new connections.
+type Record struct {
+	// Noted reports whether a connection came to the claim within the time Lasting, and was translated. It may return
+	// false only if there was none.
+	Noted   func(service.Claim) (bool, error)
+	Lasting time.Duration
+	// Most is the greatest number of claims of each family that the rules record, including those that were removed
+	// within the time Lasting.
+	Most int
+}
+
 // NewCleaner makes a Cleaner that uses the index to find stale entries. From then on only the
-// Cleaner may use the index. Run calls observe after each pass.
-func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
-	return &Cleaner{
-		table: table, observe: observe, reports: newSyncReports(),
-		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: ThreadTime,
+// Cleaner may use the index.
+func NewCleaner(table flowTable, index *Index, config CleanerConfig) *Cleaner {
+	if config.Observe == nil {
+		config.Observe = func(Run) {}
 	}
+	c := &Cleaner{
+		table: table, config: config, reports: newSyncReports(),
+		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: ThreadTime,
+		recent: recent{record: config.Record},
+	}
+	if config.Record != nil {
+		index.recent = c.mayBeRecent
+	}
+	return c
+}
+
+// mayBeRecent says whether a claim may have unanswered flows.
+func (c *Cleaner) mayBeRecent(claim service.Claim) bool {
+	index, now := c.judge.index, time.Now()
+	record := c.config.Record
+	claims := max(index.frontends[0], index.frontends[1]) + c.recent.lost.lately(index.lost, now, record.Lasting)
+	return claims > record.Most || c.recent.may(claim, now)
 }
 
 // ServedBefore gives the Cleaner what the kernel's rules served before this process wrote any. The
-// Cleaner uses it to recognize flows to Services that were removed meanwhile. Call it before the
-// first SyncDone, if at all; Run calls previous.
+// Cleaner uses it to recognize flows to Services that were removed meanwhile. Run calls previous once rules are in
+// force.
 func (c *Cleaner) ServedBefore(previous func() service.Snapshot) {
 	c.reports.add(false, func(r *syncReport) { r.previous = previous })
 }
-
-// NotedBy gives the Cleaner the rules' record of new connections: noted reports whether one came to
-// the claim within the time lasting, and was translated. It may return false only if there was
-// none. The rules record at most most claims of each family, including those that were removed
-// within that time. With this record, the change of a claim without new connections needs no pass
-// for flows in the middle of their handshake. Call it before Run, if at all.
-func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.Duration, most int) {
-	c.recent = recent{noted: noted, lasting: lasting}
-	index := c.judge.index
-	index.recent = func(claim service.Claim) bool {
-		now := time.Now()
-		crowded := max(index.frontends[0], index.frontends[1])+c.recent.lost.lately(index.lost, now, lasting) > most
-		return crowded || c.recent.may(claim, now)
-	}
-}
-
-// Alone gives the Cleaner a function that says whether no other program's rules translate
-// destinations. Run calls it when it does not know what the rules did before. A flow that leads to
-// no present or known former endpoint of its Service is then removed if there is no such program,
-// and stays otherwise, since it may be the other program's. Call Alone before Run, if at all.
-func (c *Cleaner) Alone(alone func() bool) { c.alone = alone }
 
 // LocalRoutes gives the Cleaner the ranges that local routes make the node's own (see
 // Index.SetLocalRoutes), before the first SyncDone and after each change. A call never blocks.
@@ -172,7 +191,7 @@ func (c *Cleaner) Run(ctx context.Context) error {
 		if !complete {
 			break // The context ended.
 		}
-		c.observe(run)
+		c.config.Observe(run)
 	}
 	return nil
 }
@@ -237,8 +256,8 @@ func (c *Cleaner) learn() {
 	}
 	now := time.Now()
 	change, ok := c.judge.learn(report, now)
-	if report.unknown && len(report.served) > 0 && c.alone != nil && now.Sub(c.asked) >= aloneEvery {
-		if c.asked = now; c.alone() {
+	if report.unknown && len(report.served) > 0 && c.config.Alone != nil && now.Sub(c.asked) >= aloneEvery {
+		if c.asked = now; c.config.Alone() {
 			c.judge.index.Presume()
 		}
 	}

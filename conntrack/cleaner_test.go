@@ -115,13 +115,14 @@ type bench struct {
 
 // start starts a Cleaner that is alone.
 func start(t *testing.T, table *slowTable) *bench {
-	return startWith(t, table, func(c *Cleaner) { c.Alone(func() bool { return true }) })
+	return startWith(t, table, CleanerConfig{Alone: func() bool { return true }})
 }
 
-func startWith(t *testing.T, table *slowTable, set func(*Cleaner)) *bench {
+// startWith starts a Cleaner that the bench observes.
+func startWith(t *testing.T, table *slowTable, c CleanerConfig) *bench {
 	b := &bench{table: table}
-	b.Cleaner = NewCleaner(table, NewIndex(Options{}), func(r Run) { table.set(func() { b.runs = append(b.runs, r) }) })
-	set(b.Cleaner)
+	c.Observe = func(r Run) { table.set(func() { b.runs = append(b.runs, r) }) }
+	b.Cleaner = NewCleaner(table, NewIndex(Options{}), c)
 	b.cpu = table.cpuTime
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)

@@ -111,7 +111,7 @@ func TestEstablishedConnection(t *testing.T) {
 				if now := time.Now(); strings.HasPrefix(test.option, "cut-after") {
 					index = w.later(t, table, before, after, now)
 				}
-				if err := NewCleaner(table, index, nil).clean(t.Context(), whole); err != nil {
+				if err := NewCleaner(table, index, CleanerConfig{}).clean(t.Context(), whole); err != nil {
 					t.Fatal(err)
 				}
 				if want := map[bool]int{true: 1}[test.reset || test.option == "cut"]; whole.run.Removed[EndpointGone] != want {
@@ -187,7 +187,8 @@ func TestCutWhereRulesDrop(t *testing.T) {
 	index, whole := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, "primary")}), newPass(Scope{Everything: true})
 	index.Update(before)
 	index.Update(after)
-	if err := NewCleaner(table, index, nil).clean(t.Context(), whole); err != nil || whole.run.Removed[EndpointGone] != 1 {
+	err = NewCleaner(table, index, CleanerConfig{}).clean(t.Context(), whole)
+	if err != nil || whole.run.Removed[EndpointGone] != 1 {
 		t.Fatalf("removed %v, %v", whole.run.Removed, err)
 	}
 	if err := client.SetDeadline(time.Now().Add(time.Second)); err != nil {
@@ -211,7 +212,8 @@ func (w *world) later(t *testing.T, table *Table, before, after service.Snapshot
 	const wait = 30 * time.Second
 	index.Advance(left.Add(wait - 1))
 	early := newPass(Scope{Everything: true})
-	if err := NewCleaner(table, index, nil).clean(t.Context(), early); err != nil || len(early.run.Removed) > 0 {
+	err := NewCleaner(table, index, CleanerConfig{}).clean(t.Context(), early)
+	if err != nil || len(early.run.Removed) > 0 {
 		t.Errorf("too early: removed %v, %v", early.run.Removed, err)
 	}
 	if scope := index.Advance(left.Add(wait)); len(scope.Filters) != 1 {

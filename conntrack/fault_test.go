@@ -210,12 +210,11 @@ func TestFaultsOfCleaner(t *testing.T) {
 		failed, passes = 0, 0
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			c := NewCleaner(f.table, NewIndex(Options{}), func(r Run) {
+			c := NewCleaner(f.table, NewIndex(Options{}), CleanerConfig{Observe: func(r Run) {
 				if passes++; r.Err != nil {
 					failed++
 				}
-			})
-			c.Alone(func() bool { return true })
+			}, Alone: func() bool { return true }})
 			stopped := make(chan error)
 			go func() { stopped <- c.Run(ctx) }()
 			c.SyncDone(snapshot, true)

@@ -85,17 +85,17 @@ func TestCleanerSparesFlowsOfOthers(t *testing.T) {
 	foreign := dnated(service.TCP, "10.0.0.8", "10.96.0.1:80", "10.0.0.7:8080", 0)
 	former := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.1:8080", 0)
 	for name, c := range map[string]struct {
-		alone   func(*Cleaner)
+		alone   func() bool
 		removed int // of the foreign flow
 	}{
-		"nobody knows": {func(*Cleaner) {}, 0},
-		"not alone":    {func(c *Cleaner) { c.Alone(func() bool { return false }) }, 0},
-		"alone":        {func(c *Cleaner) { c.Alone(func() bool { return true }) }, 1},
+		"nobody knows": {nil, 0},
+		"not alone":    {func() bool { return false }, 0},
+		"alone":        {func() bool { return true }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				table := &slowTable{dump: time.Millisecond}
-				b := startWith(t, table, c.alone)
+				b := startWith(t, table, CleanerConfig{Alone: c.alone})
 				show := func(f Flow) { table.set(func() { table.flows = []Flow{f} }) }
 				left := func(what string, want int) {
 					t.Helper()

@@ -34,7 +34,7 @@ func TestCleanerFindsHeldPacket(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	runs, done := make(chan Run, 3), make(chan error)
-	c := NewCleaner(table, NewIndex(Options{}), func(r Run) { runs <- r })
+	c := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(r Run) { runs <- r }})
 	go func() { done <- c.Run(ctx) }()
 	c.SyncDone(w.snapshot(t), true)
 	if run := <-runs; run.Err != nil || len(run.Removed) > 0 {

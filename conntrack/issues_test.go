@@ -172,7 +172,7 @@ func TestKubernetes129982MemoryStaysBounded(t *testing.T) {
 		table := &endless{flow: dnated(service.UDP, "10.0.0.9", "10.96.0.1:53", "10.0.0.1:53", SeenReply), size: size}
 		b := service.NewBuilder(service.Node{})
 		before, after := become(b, parse(t, dnatedCluster)), become(b, parse(t, replace(gone, "")(dnatedCluster)))
-		c := NewCleaner(table, NewIndex(Options{}), func(Run) {})
+		c := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) {}})
 		c.judge.index.Update(before)
 		c.SyncDone(after, false)
 		c.learn()
@@ -230,8 +230,8 @@ func TestKubernetes135323DeletesDoNotStallSyncs(t *testing.T) {
 			netip.MustParseAddrPort("172.30.0.0:80")}}
 		table := &slowDeletes{endless{flow: stale, size: 10_000}, make(chan struct{})}
 		passes := 0
-		cleaner := NewCleaner(table, NewIndex(Options{}), func(Run) { passes++ })
-		cleaner.Alone(func() bool { return true })
+		cleaner := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) { passes++ },
+			Alone: func() bool { return true }})
 		cfg := ruleset.Config{Table: ruleset.DefaultTable}
 		var syncs []proxy.Sync
 		loop := proxy.New(proxy.DefaultConfig(), instantKernel{nft.NewModel()}, ruleset.NewCompiler(cfg).Compile,

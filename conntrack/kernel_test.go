@@ -204,10 +204,10 @@ func cleanOnce(t *testing.T, table *Table, s service.Snapshot) Run {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	runs, done := make(chan Run, 1), make(chan error)
-	c := NewCleaner(table, NewIndex(Options{}), func(r Run) {
+	c := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(r Run) {
 		runs <- r
 		stop()
-	})
+	}})
 	go func() { done <- c.Run(ctx) }()
 	c.SyncDone(s, true)
 	run := <-runs

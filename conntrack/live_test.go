@@ -154,7 +154,7 @@ func (l *live) listenSilently(ns *testnet.Namespace, at netip.AddrPort, name str
 func (l *live) startCleaner() (stop func()) {
 	index := NewIndex(Options{Pod: l.cfg.Pod, NodePortAddresses: l.cfg.NodePortAddresses})
 	passes := make(chan passed, 1)
-	c := NewCleaner(open(l, l.Node), index, func(r Run) { passes <- passed{r, index.Epoch()} })
+	c := NewCleaner(open(l, l.Node), index, CleanerConfig{Observe: func(r Run) { passes <- passed{r, index.Epoch()} }})
 	c.pacing = pacing{} // TestCleanerPace is about that
 	c.pacing.budget.Rest = 1
 	l.cleaner, l.passes, l.updates = c, passes, 0

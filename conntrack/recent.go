@@ -16,11 +16,8 @@ const mostUnanswered = 4096
 // flows that are still unanswered. So does each later pass: an unanswered flow can be
 // older than what the rules remember, if its client repeats its first packet.
 type recent struct {
-	// noted says whether the rules have noted a new connection to the claim within the
-	// time lasting; nil if no rules note that.
-	noted   func(service.Claim) (bool, error)
-	lasting time.Duration
-	// complete says that noted and unanswered tell of all claims. learning says that
+	record *Record // nil if no rules note anything
+	// complete says that record and unanswered tell of all claims. learning says that
 	// they will at the end of the pass under way.
 	complete, learning bool
 	// unanswered has the claims that had unanswered flows, with the time until which
@@ -35,7 +32,7 @@ func (r *recent) forget() { r.complete, r.learning, r.unanswered = false, false,
 
 // begin begins a pass over the whole table.
 func (r *recent) begin(now time.Time) {
-	if r.learning = !r.complete && r.noted != nil; r.learning {
+	if r.learning = !r.complete && r.record != nil; r.learning {
 		r.unanswered = map[service.Claim]time.Time{}
 	}
 	for c, until := range r.unanswered {
@@ -51,7 +48,7 @@ func (r *recent) see(f *Flow, now time.Time) {
 	if !r.learning && !r.complete || f.Protocol == service.UDP || f.Status&(SeenReply|DstNAT) != DstNAT {
 		return
 	}
-	until := now.Add(r.lasting)
+	until := now.Add(r.record.Lasting)
 	c := addressClaim(f)
 	r.unanswered[c], r.unanswered[c.Range()], r.unanswered[nodePortClaim(f)] = until, until, until
 	if len(r.unanswered) > mostUnanswered {
@@ -70,7 +67,7 @@ func (r *recent) may(c service.Claim, now time.Time) bool {
 	if !r.complete || now.Before(r.unanswered[c]) {
 		return true
 	}
-	noted, err := r.noted(c)
+	noted, err := r.record.Noted(c)
 	return noted || err != nil
 }
 

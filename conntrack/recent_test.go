@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -31,6 +32,12 @@ type noting struct {
 
 func (n *noting) noted(c service.Claim) (bool, error) { return n.claims[c], n.err }
 
+// startNoting starts a Cleaner that is alone, with a record of at most so many claims for five minutes.
+func startNoting(t *testing.T, table *slowTable, n *noting, most int) *bench {
+	return startWith(t, table, CleanerConfig{Alone: func() bool { return true },
+		Record: &Record{Noted: n.noted, Lasting: 5 * time.Minute, Most: most}})
+}
+
 // TestRecentRanges: an unanswered flow to a port of ranges, from before the rules, counts for the ranges.
 func TestRecentRanges(t *testing.T) {
 	snapshot := func(endpoints ...int) service.Snapshot {
@@ -43,8 +50,7 @@ func TestRecentRanges(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		half := dnated(service.TCP, "10.0.0.9", "10.97.0.1:8080", "10.1.0.2:8080", 0)
-		b := start(t, &slowTable{entries: 100_000, dump: time.Millisecond, flows: []Flow{half}})
-		b.NotedBy((&noting{}).noted, 5*time.Minute, 1000)
+		b := startNoting(t, &slowTable{entries: 100_000, dump: time.Millisecond, flows: []Flow{half}}, &noting{}, 1000)
 		b.SyncDone(snapshot(1, 2, 3), true)
 		b.after(time.Minute, time.Now())
 		before := b.ended()
@@ -96,12 +102,7 @@ func TestRecent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				table := &slowTable{entries: 100_000, dump: time.Millisecond, flows: slices.Clone(c.there)}
-				b := start(t, table)
-				most := c.most
-				if most == 0 {
-					most = 1000
-				}
-				b.NotedBy((&noting{c.noted, c.err}).noted, 5*time.Minute, most)
+				b := startNoting(t, table, &noting{c.noted, c.err}, cmp.Or(c.most, 1000))
 				b.SyncDone(shopWith(t, 1, 2, 3), true)
 				b.after(time.Minute+c.wait, time.Now())
 				if c.before != nil {
@@ -135,8 +136,7 @@ func TestRecentTellsNothingOfUDP(t *testing.T) {
 		builder := service.NewBuilder(service.Node{})
 		flow := dnated(service.UDP, "10.0.0.9", "10.97.0.1:53", "10.1.0.0:53", SeenReply)
 		table := &slowTable{dump: time.Millisecond, flows: []Flow{flow}}
-		b := start(t, table)
-		b.NotedBy((&noting{}).noted, 5*time.Minute, 1000)
+		b := startNoting(t, table, &noting{}, 1000)
 		b.SyncDone(rolled(t, builder, 0), true)
 		b.after(time.Minute, time.Now())
 		b.SyncDone(rolled(t, builder, 1), false)
@@ -150,7 +150,7 @@ func TestRecentTellsNothingOfUDP(t *testing.T) {
 // A pass that finds more claims with unanswered flows than it may note does not count as
 // knowledge.
 func TestRecentIsBounded(t *testing.T) {
-	r := recent{noted: (&noting{}).noted, lasting: time.Minute}
+	r := recent{record: &Record{Noted: (&noting{}).noted, Lasting: time.Minute}}
 	now := time.Now()
 	r.begin(now)
 	for i := range 2 * mostUnanswered {
@@ -171,9 +171,8 @@ func TestRecentOldFlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		half := dnated(service.TCP, "10.0.0.9", "10.97.0.1:80", "10.1.0.2:8080", 0)
 		table := &slowTable{entries: 100_000, dump: time.Millisecond}
-		b := start(t, table)
 		noted := &noting{claims: map[service.Claim]bool{}}
-		b.NotedBy(noted.noted, 5*time.Minute, 1000)
+		b := startNoting(t, table, noted, 1000)
 		b.SyncDone(shopWith(t, 1, 2, 3), true)
 		b.after(time.Minute, time.Now())
 		table.set(func() { table.flows = []Flow{half} })

@@ -154,15 +154,14 @@ func TestRefusedDeletions(t *testing.T) {
 			defer f.injector.Decide(netlinkfault.None)
 			ctx, cancel := context.WithCancel(t.Context())
 			told, passes := 0, 0
-			c := NewCleaner(f.table, NewIndex(Options{}), func(r Run) {
+			c := NewCleaner(f.table, NewIndex(Options{}), CleanerConfig{Observe: func(r Run) {
 				if passes++; r.Err != nil && !r.Repeated {
 					told++
 					if left := (*RefusedError)(nil); !errors.As(r.Err, &left) || !errors.Is(r.Err, errno) || len(left.Flows) != 1 {
 						t.Errorf("%s: error %v", unix.ErrnoName(errno), r.Err)
 					}
 				}
-			})
-			c.Alone(func() bool { return true })
+			}, Alone: func() bool { return true }})
 			stopped := make(chan error)
 			go func() { stopped <- c.Run(ctx) }()
 			stale := func() (n int) {

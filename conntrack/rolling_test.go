@@ -55,11 +55,11 @@ func TestRollingUpdate(t *testing.T) {
 	}
 	told, passes := make(chan int, 1), make(chan pass, 1000)
 	told <- 0
-	c := NewCleaner(open(t, ns), NewIndex(Options{}), func(r Run) {
+	c := NewCleaner(open(t, ns), NewIndex(Options{}), CleanerConfig{Observe: func(r Run) {
 		n := <-told
 		told <- n
 		passes <- pass{r, n}
-	})
+	}})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

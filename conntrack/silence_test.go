@@ -115,7 +115,7 @@ func TestGivenUp(t *testing.T) {
 				f := dnated(service.TCP, "10.0.0.9", c.dst, "10.0.0.2:80", SeenReply|Assured)
 				f.TCPState, f.Unacknowledged, f.ID = c.state, c.unacked, 7
 				table := &agingTable{flow: f, limit: c.limit, packet: func(now time.Time) time.Time { return now }}
-				cleaner := NewCleaner(table, NewIndex(Options{}), func(Run) {})
+				cleaner := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) {}})
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)
 				go func() { ended <- cleaner.Run(ctx) }()
@@ -174,7 +174,7 @@ func TestFixedSourcePort(t *testing.T) {
 			index.Advance(time.Now())
 			index.Update(before)
 			index.Update(after)
-			cleaner := NewCleaner(table, index, nil)
+			cleaner := NewCleaner(table, index, CleanerConfig{})
 			pass := func() int {
 				whole := newPass(Scope{Everything: true})
 				if err := cleaner.clean(t.Context(), whole); err != nil {

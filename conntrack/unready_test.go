@@ -53,7 +53,7 @@ func TestUnreadyEndpoint(t *testing.T) {
 				t.Errorf("scope %+v, want one filter", scope)
 			}
 			pass := newPass(scope)
-			if err := NewCleaner(table, index, nil).clean(t.Context(), pass); err != nil {
+			if err := NewCleaner(table, index, CleanerConfig{}).clean(t.Context(), pass); err != nil {
 				t.Fatal(err)
 			}
 			if n := pass.run.Removed[EndpointGone]; n != 2 || pass.run.Scanned > 3 {

@@ -14,12 +14,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"nftproxy/conntrack"
+	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/eject"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/listen"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
+	"nftproxy/daemon/statuspage"
 	"nftproxy/daemon/takeover"
 	"nftproxy/look/traffic"
 	"nftproxy/model/ejection"
@@ -65,7 +70,7 @@ func (d *Daemon) Close() {
 	}
 }
 
-// New makes the parts, each of those before it. The context is that of the tasks.
+// New makes the parts. The context is that of the tasks.
 func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	d := &Daemon{}
 	defer func() {
@@ -73,190 +78,139 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 			d.Close()
 		}
 	}()
-	registry := metrics.NewRegistry()
-	metrics.FollowRequests(registry)
-	o, err := d.open(ctx, c)
-	if err != nil {
+	p := &parts{
+		registry: metrics.NewRegistry(), slis: metrics.NewSLIs(), mailbox: service.NewMailbox(),
+		load: process.NewFirstLoad(), networks: &hostaddr.Networks{},
+		started: newEvent("start"), served: newEvent("in force"),
+	}
+	d.close = append(d.close, p.load.Stop)
+	metrics.FollowRequests(p.registry)
+	if p.outside, err = d.open(ctx, c); err != nil {
 		return nil, err
 	}
-	r, conn := o.reporter, o.conn
-	counts, slis := metrics.New(registry), metrics.NewSLIs()
-	mailbox := service.NewMailbox()
-	load := process.NewFirstLoad()
-	d.close = append(d.close, load.Stop)
-	networks := &hostaddr.Networks{}
+	p.counts = metrics.New(p.registry)
+	if err := p.addServing(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := p.addTelling(c); err != nil {
+		return nil, err
+	}
+	p.addBeside(c)
+	d.close = append(d.close, func() { _ = p.left.Close() })
+	d.addTasks(ctx, c, p)
+	return d, nil
+}
+
+// parts are those of a daemon.
+type parts struct {
+	outside
+	registry *prometheus.Registry
+	counts   *metrics.Metrics
+	slis     *metrics.SLIs
+
+	// What serves: from objects to rules, and without stale connections.
+	mailbox  *service.Mailbox
+	load     *process.FirstLoad
+	networks *hostaddr.Networks
+	watcher  *watch.Watcher
+	rules    func() ruleset.Config // asks the kernel what it can do, once
+	cleaner  *conntrack.Cleaner
+	loop     *proxy.Loop
+
+	// What tells about it, and takes changes of the configuration.
+	rewriters *takeover.Rewriters
+	others    *takeover.OtherTables
+	server    *serverVersion
+	eligible  atomic.Bool // by the newest snapshot
+	judge     *health.Health
+	page      *statuspage.Page
+	settings  *Sysctls
+	follower  *ConfigFollower
+	servers   []*health.Server
+
+	// What works beside it.
+	left        *ejecttable.Table
+	ejector     *eject.Ejector
+	sweeper     *affinity.Sweeper
+	refused     *traffic.RefusalWatcher
+	ports       *listen.HealthPorts
+	local       *listen.LocalPorts
+	kubeProxy   *takeover.KubeProxy
+	connections func() func(proxy.Sync)
+
+	// started is after the start's short work, served when the program has been in force in each family that needs it.
+	started, served *Event
+}
+
+// addServing makes what serves.
+func (p *parts) addServing(ctx context.Context, c Config) (err error) {
 	accounts := proxy.NewAccounts()
 	c.Objects.Accounts = accounts
-	watcher, err := newWatcher(ctx, c, r, former(c, conn, o.inForce), conn.TryTimeouts, networks, mailbox, counts,
-		load.Begin)
+	p.watcher, err = newWatcher(ctx, c, p.reporter, former(c, p.conn, p.inForce), p.conn.TryTimeouts, p.networks,
+		p.mailbox, p.counts, p.load.Begin)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	counts.CountChanges(watcher)
-	counts.CountRetained(func() int { return watcher.Retained().Services })
-	counts.CountBehind(func() time.Time { return watcher.Behind().Since })
+	p.counts.CountChanges(p.watcher)
+	p.counts.CountRetained(func() int { return p.watcher.Retained().Services })
+	p.counts.CountBehind(func() time.Time { return p.watcher.Behind().Since })
+	p.rules = sync.OnceValue(func() ruleset.Config { return tried(c.Rules, p.conn, c.Log) })
+	p.cleaner = newCleaner(c, p.reporter, p.conn, p.flows, p.counts)
+	loop := c.loop()
+	loop.CPU, loop.Accounts, loop.Begin = process.CPUTime, accounts, func() { p.beforeWrite(c) }
+	compile := sync.OnceValue(func() *ruleset.Compiler { return ruleset.NewCompiler(p.rules()) })
+	p.loop = proxy.New(loop, p.conn, func(s service.Snapshot) *nft.Program { return compile().Compile(s) })
+	return nil
+}
 
-	started, served := newEvent("start"), newEvent("in force")
-	rules := sync.OnceValue(func() ruleset.Config { return tried(c.Rules, conn, c.Log) })
-	cleaner := newCleaner(c, r, conn, o.flows, counts)
-	loopConfig := c.loop()
-	loopConfig.CPU, loopConfig.Accounts = process.CPUTime, accounts
-	loopConfig.Begin = func() {
-		load.BeforeRead(func() bool { return tablesThere(conn, c.Rules.Table) })
-		cleaner.SyncBegins()
-	}
-	compile := sync.OnceValue(func() *ruleset.Compiler { return ruleset.NewCompiler(rules()) })
-	loop := proxy.New(loopConfig, conn, func(s service.Snapshot) *nft.Program { return compile().Compile(s) })
-
-	rewriters := takeover.NewRewriters(conn, c.Rules.Table, o.keeper, func(who, text string) {
+// addTelling makes what tells about the serving, and what takes changes of the configuration.
+func (p *parts) addTelling(c Config) (err error) {
+	r := p.reporter
+	p.rewriters = takeover.NewRewriters(p.conn, c.Rules.Table, p.keeper, func(who, text string) {
 		r.log.Warn("another program changes our tables again and again; we repair them at a bounded rate", "table",
 			c.Rules.Table, "who", who)
 		r.aboutNode(watch.ReasonTablesRewritten, text)
 	})
-	others := takeover.NewOtherTables(c.Rules.Table, c.Log, func(note string) {
+	p.others = takeover.NewOtherTables(c.Rules.Table, c.Log, func(note string) {
 		r.aboutNode(watch.ReasonOtherTable, note)
 	})
-	server := &serverVersion{reporter: r, client: o.source.Client, counts: counts}
-	var eligible atomic.Bool // by the newest snapshot
-	judge := health.New(health.Config{
-		Busy: loop.Busy, NodeEligible: nodeEligible(c.Source, &eligible),
+	p.server = &serverVersion{reporter: r, client: p.source.Client, counts: p.counts}
+	p.judge = health.New(health.Config{
+		Busy: p.loop.Busy, NodeEligible: nodeEligible(c.Source, &p.eligible),
 		Answered: func(path string, code int) {
-			counts.CountHealth(path, code)
-			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
+			p.counts.CountHealth(path, code)
+			p.slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
-		Awaiting: watcher.Awaiting, Note: func() string {
-			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), server.note(), rewriters.Note(),
-				others.Note())
+		Awaiting: p.watcher.Awaiting, Note: func() string {
+			return joinNotes(p.watcher.Behind().String(), p.watcher.Retained().String(), p.server.note(), p.rewriters.Note(),
+				p.others.Note())
 		},
 	})
-	page := newStatusPage(c, judge, watcher.Problems)
-	settings := NewSysctls(c, r.record)
-	follower := NewConfigFollower(c, r.record, settings, watcher, loop)
-	servers, err := newServers(c, r, judge, metricsHandler(c, follower.Flags, registry, slis, page))
-	if err != nil {
-		return nil, err
-	}
-	table := ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
-	d.close = append(d.close, func() { _ = table.Close() })
-	ejector := newEjector(c, o, table, watcher, counts)
-	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
-	refused := traffic.NewRefusalWatcher(conn, r.refusalObserver(watcher, counts))
-	ports := listen.NewHealthPorts(listen.Config{
-		NodePortAddresses: c.Rules.NodePortAddresses, Observe: counts.ObserveHealthPorts, Log: c.Log,
-	}, func() bool { return judge.Status().Healthy })
-	local := listen.NewLocalPorts(listen.Config{NodePortAddresses: c.Rules.NodePortAddresses, Log: c.Log})
-	metrics.FollowLocalPorts(registry, local.Counts)
-	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) },
-		counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
-	connections := sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, rules(), conn, registry) })
-	announce := sync.OnceFunc(func() { close(served.true) })
-	// The cleaner comes first: it removes nothing until it knows the outcome of a sync. The next one is before those who
-	// say that the sync is over.
-	observers := []func(proxy.Sync){
-		cleanAfter(cleaner, c.Rules.Table), r.growthObserver(table), func(proxy.Sync) { load.Synced() }, judge.Observe,
-		page.Observe, r.syncObserver(watcher),
-		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, local.Notify, others.Observe, kubeProxy.Observe,
-		func(s proxy.Sync) { eligible.Store(s.Snapshot.Node.Eligible) },
-		func(s proxy.Sync) { rewriters.Observe(ctx, s) },
-		func(s proxy.Sync) { sweeper.Notify(s.Applied, s.Adopted) },
-		func(s proxy.Sync) { refused.Notify(s.Applied) },
-		func(s proxy.Sync) { ejector.Notify(s.Snapshot) },
-		func(s proxy.Sync) { connections()(s) },
-		settings.observe,
-		func(proxy.Sync) {
-			if len(judge.Waiting()) == 0 {
-				announce()
-			}
-		},
-	}
-
-	// The API server prepares its lists while the start's short work is done: a trial of counters takes 15 to 20 ms, and
-	// the processor has nothing to do in most of them.
-	d.Tasks = []Task{
-		{Name: "objects", Touches: []string{"API server or files"}, Run: func(ctx context.Context) error {
-			return o.source.Run(ctx, watcher)
-		}},
-		{Name: "start", Touches: []string{"events", "nftables", "routes", "sysctls"}, Ends: started,
-			Run: func(ctx context.Context) error {
-				r.aboutNode(watch.ReasonStarting, "")
-				connections()
-				firstRoutes(ctx, cleaner)
-				takeover.RemoveTraces(c.Log)
-				removeEjectTable(c)
-				removeInvalidTable(c)
-				settings.atStart()
-				return nil
-			}},
-	}
-	then := func(name, touches string, run func(context.Context) error) { d.add(started, name, touches, run) }
-	// The servers begin to listen before the loop, which may have all lists already.
-	for i, name := range []string{"health server", "metrics server", "probe server"} {
-		then(name, "sockets", servers[i].Run)
-	}
-	d.addCertificates(c, started, servers)
-	then("loop", "nftables", func(ctx context.Context) error { return loop.Run(ctx, mailbox, observers...) })
-	then("cleaner", "conntrack", cleaner.Run)
-	then("sweeper", "nftables", sweeper.Run)
-	then("refusals", "nftables", refused.Run)
-	then("ejections", "conntrack, endpoints, nodes, API server, nftables", ejector.Run)
-	then("health check node ports", "sockets", ports.Run)
-	then("node ports on localhost", "sockets", local.Run)
-	d.addNetwork(c, started, watcher, cleaner, networks)
-	then("occupancy", "conntrack", func(ctx context.Context) error { return followOccupancy(ctx, r, o.flows, counts) })
-	then("behind", "log", func(ctx context.Context) error { return r.followBehind(ctx, watcher.Behind) })
-	then("kube-proxy", "nftables, iptables, processes, sockets", kubeProxy.Run)
-	then("other tables", "nftables", others.Run)
-	if c.DropInvalid {
-		then("invalid packets", "nftables, sysctls", invalidDropper(c, registry))
-	}
+	p.page = newStatusPage(c, p.judge, p.watcher.Problems)
+	p.settings = NewSysctls(c, r.record)
+	p.follower = NewConfigFollower(c, r.record, p.settings, p.watcher, p.loop)
 	if c.File != "" {
-		follower.Counts = metrics.NewConfigFile(registry)
-		then("configuration file", "files", follower.Run)
+		p.follower.Counts = metrics.NewConfigFile(p.registry)
 	}
-	if o.source.Client != nil {
-		d.addAPIServer(c, o, started, served, server)
-	}
-	return d, nil
+	p.servers, err = newServers(c, r, p.judge, metricsHandler(c, p.follower.Flags, p.registry, p.slis, p.page))
+	return err
 }
 
-// add adds a task that waits for an event. touches is a list separated by commas.
-func (d *Daemon) add(after *Event, name, touches string, run func(context.Context) error) {
-	d.Tasks = append(d.Tasks, Task{Name: name, After: []*Event{after}, Touches: strings.Split(touches, ", "), Run: run})
-}
-
-// addNetwork adds the tasks that follow the node's addresses and routes.
-func (d *Daemon) addNetwork(c Config, after *Event, watcher *watch.Watcher, cleaner *conntrack.Cleaner,
-	networks *hostaddr.Networks) {
-	d.add(after, "addresses", "addresses", func(ctx context.Context) error {
-		return hostaddr.Follow(ctx, c.Log, func(a hostaddr.Addresses) {
-			watcher.SetHostAddresses(a.Own, a.Shared, a.Broadcast...)
-		})
-	})
-	d.add(after, "local routes", "routes", func(ctx context.Context) error {
-		return hostaddr.FollowLocalRoutes(ctx, c.Log, cleaner.LocalRoutes)
-	})
-	d.add(after, "networks", "routes", func(ctx context.Context) error {
-		return networks.Follow(ctx, c.Log, watcher.RoutesChanged)
-	})
-}
-
-// addAPIServer adds what there is to do with an API server besides following its objects.
-func (d *Daemon) addAPIServer(c Config, o outside, started, served *Event, server *serverVersion) {
-	d.add(started, "sleep", "API server", func(ctx context.Context) error {
-		process.FollowSleep(ctx, func(slept time.Duration) {
-			c.Log.Info("the machine has slept, or its clock was set ahead; connecting to the API server again", "ahead",
-				slept.Round(time.Second).String())
-			o.source.Renew()
-		})
-		return nil
-	})
-	d.add(started, "server version", "API server", server.follow)
-	if c.StartupTaint != "" {
-		d.add(served, "start-up taint", "API server", func(ctx context.Context) error {
-			o.reporter.removeStartupTaint(ctx, o.source.Client, c.StartupTaint)
-			return nil
-		})
-	}
+// addBeside makes what works beside the serving.
+func (p *parts) addBeside(c Config) {
+	r := p.reporter
+	p.left = ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
+	p.ejector = newEjector(c, p.outside, p.left, p.watcher, p.counts)
+	p.sweeper = newSweeper(r, p.conn, p.counts, p.cleaner.CheckAll)
+	p.refused = traffic.NewRefusalWatcher(p.conn, r.refusalObserver(p.watcher, p.counts))
+	p.ports = listen.NewHealthPorts(listen.Config{
+		NodePortAddresses: c.Rules.NodePortAddresses, Observe: p.counts.ObserveHealthPorts, Log: c.Log,
+	}, func() bool { return p.judge.Status().Healthy })
+	p.local = listen.NewLocalPorts(listen.Config{NodePortAddresses: c.Rules.NodePortAddresses, Log: c.Log})
+	metrics.FollowLocalPorts(p.registry, p.local.Counts)
+	p.kubeProxy = takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) },
+		p.counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
+	p.connections = sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, p.rules(), p.conn, p.registry) })
 }
 
 // outside is what a run has open.

@@ -56,19 +56,21 @@ func newCleaner(c Config, r reporter, conn *kernel.Conn, flows *conntrack.Table,
 	index := conntrack.NewIndex(conntrack.Options{
 		NodePortAddresses: c.Rules.NodePortAddresses, Established: c.Established, Pod: c.Rules.Pod,
 	})
-	cleaner := conntrack.NewCleaner(flows, index, func(run conntrack.Run) {
-		counts.ObserveConntrack(run)
-		r.logPass(run)
-	})
-	cleaner.Alone(func() bool {
-		others, err := basechain.OthersTranslate(c.Rules.Table)
-		return !others && err == nil
-	})
-	cleaner.NotedBy(func(claim service.Claim) (bool, error) {
+	noted := func(claim service.Claim) (bool, error) {
 		_, noted, err := conn.LearnedBy(ruleset.Recent(c.Rules.Table, claim))
 		return noted, err
-	}, ruleset.RecentFor, ruleset.MostRecent)
-	return cleaner
+	}
+	return conntrack.NewCleaner(flows, index, conntrack.CleanerConfig{
+		Observe: func(run conntrack.Run) {
+			counts.ObserveConntrack(run)
+			r.logPass(run)
+		},
+		Alone: func() bool {
+			others, err := basechain.OthersTranslate(c.Rules.Table)
+			return !others && err == nil
+		},
+		Record: &conntrack.Record{Noted: noted, Lasting: ruleset.RecentFor, Most: ruleset.MostRecent},
+	})
 }
 
 // firstRoutes gives the cleaner the local routes before the first sync. Later, a task follows their changes,

@@ -146,7 +146,7 @@ func (r reporter) syncObserver(w *watch.Watcher) func(proxy.Sync) {
 		if s.Err != nil {
 			return
 		}
-		if s.Check && s.Written > 0 {
+		if s.Repaired() {
 			r.log.Warn("repaired our tables: another program had changed them", "written", s.Written)
 		}
 		level := slog.LevelDebug

@@ -309,10 +309,12 @@ func TestConntrackMissing(t *testing.T) {
 		t.Skip("it waits for three seconds")
 	}
 	l, table, runs := newListener(), &missingTable{}, make(chan conntrack.Run, 100)
-	cleaner := conntrack.NewCleaner(table, conntrack.NewIndex(conntrack.Options{}), func(r conntrack.Run) {
+	observe := func(r conntrack.Run) {
 		l.logPass(r)
 		runs <- r
-	})
+	}
+	cleaner := conntrack.NewCleaner(table, conntrack.NewIndex(conntrack.Options{}),
+		conntrack.CleanerConfig{Observe: observe})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- cleaner.Run(ctx) }()

@@ -69,18 +69,6 @@ type Config struct {
 	Jitter func() float64
 }
 
-// These bound what other programs cost that change the ruleset: in the long run one part
-// in so many of the time goes into syncs after checks, and a burst beyond that after a
-// rest. Reads for which there is but a suspicion and repairs of a loss have a budget each:
-// a busy ruleset uses up the first, and must not keep the loop from restoring a table that
-// goes for the second time. A flush is restored again and again, some thirty times in a
-// row at 10,000 Services.
-const (
-	checkRest  = 120
-	checkBurst = 2 * time.Second
-	lossBurst  = 10 * time.Second
-)
-
 // DefaultConfig has the periods that suit a kernel which takes a batch in less
 // than a millisecond.
 func DefaultConfig() Config {
@@ -103,13 +91,7 @@ type Loop struct {
 	since time.Time
 	// triggers are the causes of the changes that are not in force in their family.
 	triggers service.Triggers
-	// checks is the time for syncs after another program has changed the ruleset, losses
-	// that for syncs after it has removed something of ours.
-	checks, losses pace.Budget
-	// rests decides how long to wait before the next sync.
-	rests rests
-	// repairs bounds how often changes of our tables by others are undone.
-	repairs repairs
+	pacing   pacing
 	// busy is when the sync under way began, nil between syncs.
 	busy atomic.Pointer[time.Time]
 }
@@ -124,11 +106,8 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 		began := time.Now()
 		c.CPU = func() time.Duration { return time.Since(began) }
 	}
-	l := &Loop{
-		config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter),
-		checks: pace.Budget{Rest: checkRest, Burst: checkBurst}, losses: pace.Budget{Rest: checkRest, Burst: lossBurst},
-		repairs: newRepairs(c.Jitter), rests: newRests(),
-	}
+	l := &Loop{config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter),
+		pacing: newPacing(c.Jitter)}
 	l.SetMinSyncPeriod(c.MinSyncPeriod)
 	return l
 }
@@ -164,28 +143,28 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Syn
 	// each change.
 	crowded := false
 	for {
-		l.rests.follow(time.Duration(l.minSyncPeriod.Load()))
+		l.pacing.follow(time.Duration(l.minSyncPeriod.Load()))
 		if crowded {
-			if !pause(ctx, l.rests.left(time.Now())) {
+			if !pause(ctx, l.pacing.left(time.Now())) {
 				return nil
 			}
 			crowded = len(in.C()) > 0
 		}
-		var check *pace.Budget
+		why := work
 		told := false // by the mailbox, of an update that an earlier sync may have taken
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
-			check = l.tampered()
+			why = l.check()
 			tick.Reset(l.checkPeriod())
-			if check == nil {
+			if why == nothing {
 				continue
 			}
 		case <-in.C():
 			told = true
 		case <-wake.C:
 		}
-		early := l.rests.left(time.Now())
+		early := l.pacing.left(time.Now())
 		crowded = crowded || early > 0
 		if !pause(ctx, early) {
 			return nil
@@ -194,18 +173,17 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Syn
 			continue
 		}
 		wake.Stop()
-		pays := check
-		if check == nil {
-			pays = l.changedMeanwhile()
+		if why == work && l.doubtful() {
+			why = workInDoubt
 		}
-		s := l.sync(check != nil, pays)
+		s := l.sync(why)
 		if at := l.nextSync(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
 		// If nothing went to the kernel, the next change is the first after a rest. A pod's new
 		// interface, for example, changes the node's addresses just before its endpoint comes.
 		if s.Err != nil || s.Written > 0 {
-			l.rests.synced(time.Now())
+			l.pacing.wrote(time.Now())
 		}
 	}
 }
@@ -224,12 +202,10 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 	return true
 }
 
-// sync applies the newest snapshot and calls the observers. check says that it is after a
-// check. pays is the budget that pays for a sync that reads tables which others may have
-// changed; nil for another one.
-func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
+// sync applies the newest snapshot and calls the observers.
+func (l *Loop) sync(why reason) Sync {
 	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers,
-		Start: time.Now(), Check: check}
+		Start: time.Now(), Check: why.isCheck()}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	before := l.config.CPU()
@@ -248,51 +224,44 @@ func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
 			*l.triggers.Of(f) = slices.Clone(*s.Triggers.Of(f))
 		}
 	}
-	if pays != nil {
-		pays.Spend(s.End(), s.End().Sub(s.Start))
+	if s.Repaired() {
+		l.pacing.repaired(s.End())
 	}
-	if check && s.Written > 0 {
-		l.repairs.made(s.End())
-	}
-	cpu := min(s.End().Sub(s.Start), l.config.CPU()-before)
-	if l.config.Accounts != nil && !check {
+	took := s.End().Sub(s.Start)
+	cpu := min(took, l.config.CPU()-before)
+	if l.config.Accounts != nil && !s.Check {
 		cpu = l.config.Accounts.Charge(s.End(), cpu, namespaces(s.Parts))
 	}
-	l.rests.spent(s.End(), cpu)
-	s.Rest = l.rests.long(s.End())
+	l.pacing.spent(s.End(), why, took, cpu)
+	s.Rest = l.pacing.long(s.End())
 	for _, o := range l.observe {
 		o(s)
 	}
 	return s
 }
 
-// tampered says whether another program may have changed our tables: it returns the budget
-// that pays for the sync, nil if there is no need or no budget for one. Beyond the budget
-// for checks it only looks whether something is lost, and beyond the one for losses not
-// even that: a program that removes a table again and again costs no more than the two.
-func (l *Loop) tampered() *pace.Budget {
-	now := time.Now()
-	mayRepair := l.repairs.ready(now)
+// check looks whether another program calls for a sync. Beyond the budget for doubts it only looks whether something
+// is lost, and beyond the one for losses not even that: a program that removes a table again and again costs no more
+// than the two.
+func (l *Loop) check() reason {
+	repair, forDoubt, forLoss := l.pacing.may(time.Now())
 	switch {
-	case mayRepair && !now.Before(l.checks.Ready()):
+	case repair && forDoubt:
 		if l.applier.tampered() {
-			return &l.checks
+			return doubt
 		}
-	case !now.Before(l.losses.Ready()) && l.applier.lost(mayRepair):
-		return &l.losses
+	case forLoss && l.applier.lost(repair):
+		return loss
 	}
-	return nil
+	return nothing
 }
 
-// changedMeanwhile has the tables read before a change goes in, if another program may have
+// doubtful has the tables read before a change goes in, if another program may have
 // changed them and the loop may not repair them for that alone. So a change of a Service
-// never rests on what another proxy left. It returns the budget that pays for the read.
-func (l *Loop) changedMeanwhile() *pace.Budget {
-	now := time.Now()
-	if l.repairs.ready(now) || now.Before(l.checks.Ready()) || !l.applier.tampered() {
-		return nil
-	}
-	return &l.checks
+// never rests on what another proxy left.
+func (l *Loop) doubtful() bool {
+	repair, forDoubt, _ := l.pacing.may(time.Now())
+	return !repair && forDoubt && l.applier.tampered()
 }
 
 // checkPeriod is the time from one check to the next.

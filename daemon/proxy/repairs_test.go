@@ -19,7 +19,7 @@ func often() proxy.Config {
 // repairsOf counts the repairs among the syncs from the n-th on.
 func (r *rig) repairsOf(n int) (count int) {
 	for _, s := range r.syncs[n:] {
-		if s.Check && s.Written > 0 {
+		if s.Repaired() {
 			count++
 		}
 	}

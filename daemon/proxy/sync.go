@@ -69,6 +69,9 @@ func (s *Sync) FamilyErr(f nft.Family) error {
 	return s.Err
 }
 
+// Repaired says that the sync undid what another program had done to our tables.
+func (s *Sync) Repaired() bool { return s.Check && s.Written > 0 }
+
 // Serves says whether any Service is in the family. Without one, a program
 // that is not in force affects no client. At worst Serves visits all Services.
 func (s *Sync) Serves(f nft.Family) bool {

@@ -62,7 +62,7 @@ func rewrittenText(table, who string) string {
 
 // Observe counts repairs. It looks for the program in the background, until the context ends.
 func (r *Rewriters) Observe(ctx context.Context, s proxy.Sync) {
-	if !s.Check || s.Written == 0 {
+	if !s.Repaired() {
 		return
 	}
 	r.mu.Lock()
