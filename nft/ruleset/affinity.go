@@ -83,10 +83,12 @@ func (l clientList) each() iter.Seq[clientList] {
 	}
 }
 
-// affinityMap declares the map of a Service port's clients. It declares no size: the
+// clientMap makes the map of a Service port's clients. It declares no size: the
 // kernel sets one. A map with a declared size would take 2 MB from the start.
-func affinityMap(name string) *nft.Set {
-	return &nft.Set{Name: name, Key: client(), Data: target(), Dynamic: true}
+type clientMap string
+
+func (name clientMap) make(*Config, pods) made {
+	return made{sets: []*nft.Set{{Name: string(name), Key: client(), Data: target(), Dynamic: true}}}
 }
 
 // learningRules send translated connections to the chain that remembers them.
@@ -100,9 +102,12 @@ func affinityMap(name string) *nft.Set {
 // (nf_nat_setup_info): to an endpoint on the host network whose address is the Service's external IP. Where a
 // Service has such an endpoint, the rule does not ask for the status. Then the learning chain alone decides. It
 // remembers nothing but endpoints of the address that the client asked for.
-func learningRules(learning []learner) []nft.Rule {
+func learningRules(learning [2]learner) []nft.Rule {
 	var rules []nft.Rule
 	for _, l := range learning {
+		if l.access == nil {
+			continue
+		}
 		find := nft.VMap{Key: l.access.original, Map: l.access.learners}
 		if l.identities {
 			rules = append(rules, FindLearner.rule(find))
@@ -113,27 +118,23 @@ func learningRules(learning []learner) []nft.Rule {
 	return rules
 }
 
-// learner is a way by which clients reach Services with session affinity.
+// learner is a way by which clients reach Services with session affinity; none by the zero value.
 type learner struct {
 	access *access
 	// identities says that some endpoint is where the client goes anyway.
 	identities bool
 }
 
-// countIdentity counts the element if it is an endpoint that may be remembered for its own address and port, or for
+// isIdentity says whether the element is an endpoint that may be remembered for its own address and port, or for
 // a node port of its own number: the endpoint may have the address of any node.
-func (t *tableCompiler) countIdentity(e nft.Element, by int) {
-	for _, a := range []*access{t.address, t.nodePort} {
-		if e.Set != a.clusterRememberable && e.Set != a.localRememberable {
-			continue
-		}
-		frontend, endpoint := e.Key[:a.key.Len(t.family)], e.Key[a.key.Len(t.family):]
-		addr := t.family.AddrLen()
-		if strings.HasSuffix(string(frontend), string(endpoint[addr:])) &&
-			(a == t.nodePort || frontend[:addr] == endpoint[:addr]) {
-			t.identities[a] += by
-		}
+func (a *access) isIdentity(e *nft.Element, f nft.Family) bool {
+	if e.Set != a.clusterRememberable && e.Set != a.localRememberable {
+		return false
 	}
+	frontend, endpoint := e.Key[:a.key.Len(f)], e.Key[a.key.Len(f):]
+	addr := f.AddrLen()
+	return strings.HasSuffix(string(frontend), string(endpoint[addr:])) &&
+		(a.key[0] != nft.Daddr || frontend[:addr] == endpoint[:addr])
 }
 
 // learnRules remember the endpoint of a connection, in the map of each list that has

@@ -281,25 +281,14 @@ func fixedChains(cfg *Config) []*nft.Chain {
 	)
 }
 
-// fixed says whether every program has the chain, or every one with ranges of ports.
-func fixed(chain string) bool {
-	switch chain {
-	case rangeExternalLocal, rangePrefix + refuse, rangePrefix + string(NoLocalEndpoints),
-		externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix +
-			string(NoLocalEndpoints):
-		return true
-	}
-	return false
-}
-
 // preroutingChain sees what comes in. Where a node port has policy Local and no endpoint on this node, rules refuse
 // pods of other nodes: an endpoint of another node would answer them directly, untranslated.
-func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absent, ranged bool) *nft.Chain {
+func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, b *base) *nft.Chain {
 	rules := arriving()
-	if absent && ranged { // a cluster IP may be one of the node's addresses
+	if b.refuses && b.ranged { // a cluster IP may be one of the node's addresses
 		rules = slices.Insert(rules, len(rules)-1, findRanges())
 	}
-	if absent {
+	if b.refuses {
 		rules = slices.Insert(rules, len(rules)-1, refuseOtherPods(cfg, f, node, p)...)
 	}
 	return &nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: rules}
@@ -343,12 +332,6 @@ func refuseOtherPods(cfg *Config, f ip.Family, node *service.Node, p pods) []nft
 	return rules
 }
 
-// setPrerouting builds the chain prerouting.
-func (t *tableCompiler) setPrerouting() {
-	t.refuses = t.absent > 0
-	t.chains = t.chains.Set(prerouting, preroutingChain(&t.cfg, t.family, t.node, t.pods, t.refuses, t.ranged))
-}
-
 // arriving are the rules that look for a frontend.
 func arriving() []nft.Rule {
 	return []nft.Rule{FindFrontend.rule(nft.VMap{Key: addressKey(), Map: services}), FindOthers.rule(jump(dispatch))}
@@ -367,20 +350,70 @@ func outputChain(cfg *Config, f ip.Family, node *service.Node) *nft.Chain {
 	return &nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: PriorityDstnat}, Rules: rules}
 }
 
-// leaving says which rules the chains need that see connections last. Each rule
-// there makes the set-up of every connection 0.6 % slower or more, so the chains
-// have no rule that no service needs.
-type leaving struct {
+// base says which rules the base chains have, and which chains these lead to. Each rule there makes the set-up of every
+// connection 0.6 % slower or more, so the chains have no rule that no service needs.
+type base struct {
+	// refuses: some node port has policy Local and no endpoint on this node.
+	refuses bool
+	// ranged: some service has ranges of ports.
+	ranged bool
 	// learning has the access ways by which clients reach services with session
 	// affinity. (nft 1.0.6 prints the rules that remember clients, but cannot read
 	// them back.)
-	learning []learner
+	learning [2]learner
 	// unlisted says that there is a cluster IP which is in no ServiceCIDR.
 	unlisted bool
 	// spared says which packets to service addresses are not dropped.
 	spared spared
 	// source is the node's address that masqueraded connections get; if it is not valid, the kernel chooses.
 	source netip.Addr
+	// ping is the node's address that answers echo requests to services; if it is not valid, none does.
+	ping netip.Addr
+}
+
+// baseNow is what the table's node and needs ask for.
+func (t *tableCompiler) baseNow() base {
+	ranged, translated := t.needs.has(need{kind: needRanges}), t.needs.has(need{kind: needTranslated})
+	b := base{refuses: t.needs.has(need{kind: needRefusal}), ranged: ranged,
+		unlisted: t.needs.has(need{kind: needUnlisted}),
+		spared:   spared{networks: t.sets.At(reachable) != nil, translated: translated, ranged: ranged && translated}}
+	for i, a := range []*access{t.address, t.nodePort} {
+		if t.needs.has(need{needLearning, a.verdicts}) {
+			b.learning[i] = learner{a, t.needs.has(need{needIdentity, a.verdicts})}
+		}
+	}
+	if t.cfg.MasqueradeToNode {
+		b.source = t.node.OwnAddress(t.family)
+	}
+	if t.cfg.AnswerPing {
+		b.ping = t.node.OwnAddress(t.family)
+	}
+	return b
+}
+
+// setBase builds the base chains, and those that only they lead to.
+func (t *tableCompiler) setBase(b base) {
+	t.base = b
+	ranges := t.rangesOfFamily()
+	chains := append(leavingChains(&t.cfg, t.family, ranges, &b),
+		preroutingChain(&t.cfg, t.family, t.node, t.pods, &b), outputChain(&t.cfg, t.family, t.node),
+		dispatchChain(&t.cfg, t.family, t.node, &b))
+	for _, a := range allAccess() {
+		chains = append(chains, a.externalLocalChain(&t.cfg, t.pods))
+	}
+	for check := range checks() {
+		t.chains = t.chains.Delete(check)
+		if b.spared.at(check) != (spared{}) {
+			chains = append(chains, b.spared.chain(check, ranges))
+		}
+	}
+	t.chains = t.chains.Delete(string(TooManyPings))
+	if b.ping.IsValid() {
+		chains = append(chains, pingChain(&t.cfg, &b))
+	}
+	for _, chain := range chains {
+		t.chains = t.chains.Set(chain.Name, chain)
+	}
 }
 
 // leavingChains are the chains that see connections after translation. postrouting
@@ -394,17 +427,17 @@ type leaving struct {
 // the kernel asks nat chains one after the other until one has translated, so chains
 // of another service proxy may come behind ours. A nat chain of postrouting can drop
 // but not refuse.
-func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Prefix], l leaving) []*nft.Chain {
-	rules := learningRules(l.learning)
-	unserved := rangeRules(f, ranges, l.spared)
-	if l.unlisted {
-		unserved = append(unserved, DropUntranslated.rule(toClusterIP(checkUntranslated, l.spared)...))
+func leavingChains(cfg *Config, f nft.Family, ranges []netip.Prefix, b *base) []*nft.Chain {
+	rules := learningRules(b.learning)
+	unserved := rangeRules(ranges, b.spared)
+	if b.unlisted {
+		unserved = append(unserved, DropUntranslated.rule(toClusterIP(checkUntranslated, b.spared)...))
 	}
 	return []*nft.Chain{
 		{
 			Name:  postrouting,
 			Hook:  &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
-			Rules: slices.Concat(unserved, rules, cfg.masqueradeRules(f, l.source)),
+			Rules: slices.Concat(unserved, rules, cfg.masqueradeRules(f, b.source)),
 		},
 		{
 			Name:  input,
@@ -417,12 +450,15 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 // dispatchChain takes new connections that go to no service's address and port. It has echo requests answered,
 // looks for ranges of ports if some Service has any, refuses other ports of cluster IPs and looks up node ports. It
 // leaves other addresses of ServiceCIDRs alone: a Service of another proxy may have them.
-func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared, p pings, ranged bool) *nft.Chain {
-	rules := p.rules()
-	if ranged {
+func dispatchChain(cfg *Config, f nft.Family, node *service.Node, b *base) *nft.Chain {
+	var rules []nft.Rule
+	if b.ping.IsValid() {
+		rules = append(rules, findPing())
+	}
+	if b.ranged {
 		rules = append(rules, findRanges())
 	}
-	rules = append(rules, RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...))
+	rules = append(rules, RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, b.spared)...))
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f); all {
 		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true,

@@ -62,23 +62,11 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	parallel.Chunks(changed, func(svc changedService) compiledTwice { return c.compileTwice(svc, s) },
 		func(some []changedService, compiled []compiledTwice) { c.setServices(some, compiled, s) })
 	for _, t := range c.tables {
+		t.settle()
 		t.setReachable()
-		rangedChanged := t.setRanged()
 		t.applyEdits()
-		if t.refuses != (t.absent > 0) || rangedChanged {
-			t.setPrerouting()
-		}
-		l := t.leaving()
-		if ranges || l.spared != t.spared {
-			t.setSpared(l.spared)
-			t.setPings()
-			t.setDispatch()
-		} else if rangedChanged {
-			t.setDispatch()
-		}
-		if node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted ||
-			l.spared != t.left.spared {
-			t.setLeaving(l)
+		if b := t.baseNow(); node || ranges || b != t.base {
+			t.setBase(b)
 		}
 	}
 	c.last = s
@@ -157,7 +145,7 @@ func (c *Compiler) setServices(list []changedService, compiled []compiledTwice, 
 		var edits []treap.Edit[string, *nft.Part]
 		for i := range list {
 			old, part := t.parts.At(string(list[i].name)), compiled[i][f].part
-			t.countElements(old, -1)
+			t.countPart(old, -1)
 			if part != nil || old != nil {
 				edits = append(edits, treap.Edit[string, *nft.Part]{Key: string(list[i].name), Value: part, Gone: part == nil})
 			}
@@ -178,7 +166,7 @@ func (c *Compiler) setRestricted(svc changedService, s service.Snapshot) {
 	delete(c.restricted, svc.name)
 }
 
-// tableCompiler holds the table as last compiled, with its counts.
+// tableCompiler holds the table as last compiled, and who needs what in it.
 type tableCompiler struct {
 	cfg    Config
 	family nft.Family
@@ -186,88 +174,41 @@ type tableCompiler struct {
 	address, nodePort, byRanges *access
 	sets                        treap.Map[string, *nft.Set]
 	chains                      treap.Map[string, *nft.Chain]
+	timeouts                    treap.Map[string, nft.Timeout]
 	// parts has the parts of the last program. edits has the parts of no service that the
 	// next program changes, nil for a part that goes. They go in all at once.
 	parts treap.Map[string, *nft.Part]
 	edits map[string]*nft.Part
-	// node decides which endpoints are local.
+	// node decides which endpoints are local, and pods tells pods from others.
 	node *service.Node
-	// pods tells pods from others.
 	pods pods
-	// shared has the shared chains in use, by name.
-	shared map[string]*chainUse
-	// lists has the lists of source ranges in use, and nodePortLists is the number of those in front of node ports.
-	lists         listUses
-	nodePortLists int
-	// rangeLists has the lists of port ranges in use. ranged says that the table has what they share.
-	rangeLists listUses
-	ranged     bool
-	// clientMaps counts the shared chains that refer to each map of clients.
-	clientMaps map[string]int
-	// timeouts has the objects of time-outs that shared chains refer to.
-	timeouts timeoutUses
-	// ranges are the ServiceCIDRs. outside counts the cluster IPs that are in none.
-	ranges  treap.Map[string, netip.Prefix]
-	outside int
-	// inRange counts the lists of endpoints with one in a range.
-	inRange int
-	// reachable has the networks and API servers in the set of that name, and spared says
-	// what the chains spare.
-	reachable []netip.Prefix
-	spared    spared
-	// learners counts, for each access, the elements that lead to chains which remember
-	// clients.
-	learners map[*access]int
-	// identities counts, for each access, the endpoints that may be remembered and are where the client goes anyway.
-	identities map[*access]int
-	// absent counts the node ports that have no endpoint on this node, with policy Local, and refuses says
-	// whether prerouting knows that there are any.
-	absent  int
-	refuses bool
-	// left is what the chains were built for that see connections last.
-	left leaving
-	// local holds the endpoints that are or may be on the node of each service that has any, and
-	// locals counts those of each address.
-	local  map[service.Name][]portOnNode
-	locals map[netip.Addr]onNode
+	// ranges are the ServiceCIDRs.
+	ranges treap.Map[string, netip.Prefix]
+	needs  needs
+	// base is what the base chains were built for last.
+	base base
+	// local holds the endpoints that are or may be on the node of each service that has any, and pings the addresses of
+	// each service that answer echo requests.
+	local map[service.Name][]portOnNode
+	pings map[service.Name][]netip.Addr
 	// ports has the last lists of services with many endpoints.
 	ports map[service.Name][]portLists
-	// ping says how echo requests are answered. pinged counts the services by which each address answers, and pingsOf has
-	// the addresses of each service.
-	ping    pings
-	pinged  map[netip.Addr]int
-	pingsOf map[service.Name][]netip.Addr
 }
 
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), byRanges: byRange(), sets: sets(&cfg),
-		edits:  map[string]*nft.Part{},
-		shared: map[string]*chainUse{}, clientMaps: map[string]int{}, timeouts: timeoutUses{users: map[string]int{}},
-		lists: newListUses(), rangeLists: newListUses(),
-		learners: map[*access]int{}, identities: map[*access]int{},
-		local:  map[service.Name][]portOnNode{},
-		locals: map[netip.Addr]onNode{},
-		ports:  map[service.Name][]portLists{},
-		pinged: map[netip.Addr]int{}, pingsOf: map[service.Name][]netip.Addr{},
+		edits: map[string]*nft.Part{}, needs: needs{of: map[need]*use{}}, local: map[service.Name][]portOnNode{},
+		pings: map[service.Name][]netip.Addr{}, ports: map[service.Name][]portLists{},
 	}
 	for _, chain := range fixedChains(&t.cfg) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
-	t.chains = t.chains.Set(output, outputChain(&t.cfg, f, nil))
-	t.setPods(pods{})
-	t.setPrerouting()
 	return t
 }
 
-// chainUse is a shared chain and the number of elements and chains that lead to it.
-type chainUse struct {
-	chain sharedChain
-	users int
-}
-
 func (t *tableCompiler) program() *nft.Table {
-	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Timeouts: t.timeouts.objects,
+	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Timeouts: t.timeouts,
 		Parts: t.parts}
 }
 
@@ -275,95 +216,35 @@ func (t *tableCompiler) program() *nft.Table {
 // since services have a slash in theirs.
 const nodePart = "node"
 
-// setNode compiles what depends on the node alone.
+// setNode compiles what depends on the node alone, but for the base chains.
 func (t *tableCompiler) setNode(node *service.Node) {
 	t.node = node
 	if p := t.cfg.pods(t.family, node); !p.equal(t.pods) {
-		t.setPods(p)
+		t.pods = p
+		for _, u := range t.needs.of {
+			if u.there && u.shared != nil {
+				for _, c := range u.make(&t.cfg, p).chains {
+					t.chains = t.chains.Set(c.Name, c)
+				}
+			}
+		}
 	}
-	t.setPings()
-	t.setDispatch()
-	t.setPrerouting()
-	t.chains = t.chains.Set(output, outputChain(&t.cfg, t.family, node))
 	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family)
-	if len(addrs) == 0 {
-		t.edits[nodePart] = nil
-		return
-	}
 	elements := make([]nft.Element, len(addrs))
 	for i, a := range addrs {
 		elements[i] = nft.Element{Set: nodePortAddresses, Key: addrValue(a)}
 	}
-	t.edits[nodePart] = nft.NewPart(elements, nil)
+	t.editElements(nodePart, elements)
 }
 
-// setDispatch builds the chain dispatch.
-func (t *tableCompiler) setDispatch() {
-	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared, t.ping, t.ranged))
-}
-
-// setPods builds the chains that tell pods from others.
-func (t *tableCompiler) setPods(p pods) {
-	t.pods = p
-	for _, a := range []*access{t.address, t.nodePort} {
-		t.chains = t.chains.Set(a.externalChain, a.externalLocalChain(&t.cfg, p))
-	}
-	if t.ranged {
-		t.chains = t.chains.Set(t.byRanges.externalChain, t.byRanges.externalLocalChain(&t.cfg, p))
-	}
-	for name, u := range t.shared {
-		if u.chain.tellsPods() {
-			t.chains = t.chains.Set(name, u.chain.chain(&t.cfg, p))
-		}
-	}
-}
-
-// setRanges sets the ServiceCIDRs, and counts the cluster IPs outside of them and the endpoints inside again. It
-// counts t.parts only; addService counts new parts.
+// setRanges sets the ServiceCIDRs. It counts again what depends on them in t.parts only; addService counts new parts.
 func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
-	t.ranges, t.outside, t.inRange = ranges, 0, 0
 	for _, part := range t.parts.All() {
-		t.countInRange(part, 1)
-		for _, e := range part.Elements {
-			t.countOutside(e, 1)
-		}
+		t.countInRanges(part, -1)
 	}
-}
-
-// countOutside counts the element if it is a cluster IP that is in no range.
-func (t *tableCompiler) countOutside(e nft.Element, by int) {
-	if e.Set != clusterIPs {
-		return
-	}
-	a := addrOf(e.Key)
-	for _, r := range t.ranges.All() {
-		if r.Contains(a) {
-			return
-		}
-	}
-	t.outside += by
-}
-
-// leaving says which rules the services need in the chains that see connections last.
-func (t *tableCompiler) leaving() leaving {
-	l := leaving{unlisted: t.outside > 0}
-	l.spared = spared{networks: len(t.reachable) > 0, translated: t.inRange > 0, ranged: t.ranged && t.inRange > 0}
-	if t.cfg.MasqueradeToNode {
-		l.source = t.node.OwnAddress(t.family)
-	}
-	for _, a := range []*access{t.address, t.nodePort} {
-		if t.learners[a] > 0 {
-			l.learning = append(l.learning, learner{a, t.identities[a] > 0})
-		}
-	}
-	return l
-}
-
-// setLeaving builds the chains that see connections last.
-func (t *tableCompiler) setLeaving(l leaving) {
-	t.left = l
-	for _, chain := range leavingChains(&t.cfg, t.family, t.ranges, l) {
-		t.chains = t.chains.Set(chain.Name, chain)
+	t.ranges = ranges
+	for _, part := range t.parts.All() {
+		t.countInRanges(part, 1)
 	}
 }
 
@@ -372,22 +253,12 @@ type compiledService struct {
 	part *nft.Part
 	// local has the endpoints on the node, of each port that has any.
 	local []portOnNode
-	// wanted has the shared chains that the elements lead to and the table did not have, some of them several times.
-	wanted []wantedChain
-	// sourceLists has the lists of source ranges that they lead to, some of them several times.
-	sourceLists []sourceList
-	// rangesUsed has the lists of port ranges that they lead to.
-	rangesUsed []rangeList
+	// wanted has the chains that the elements lead to and the table did not have, some of them several times.
+	wanted []wanted
 	// ports has the lists to keep for the next compilation; nil for none.
 	ports []portLists
 	// pings has the addresses that answer echo requests.
 	pings []netip.Addr
-}
-
-// wantedChain is a shared chain with its name.
-type wantedChain struct {
-	name string
-	sharedChain
 }
 
 // compile compiles one service. It changes nothing in t, so services can be compiled
@@ -400,16 +271,14 @@ func (t *tableCompiler) compile(svc *service.Service, s service.Snapshot) compil
 	return c.compile()
 }
 
-// addService replaces what the service compiled to last time, but for its part, whose chains it adds.
+// addService replaces what the service compiled to last time, but for its part, whose needs it adds.
 func (t *tableCompiler) addService(name service.Name, c *compiledService) {
-	for _, chain := range c.wanted {
-		t.addChain(chain.name, chain.sharedChain)
+	for _, w := range c.wanted {
+		t.needs.define(w)
 	}
-	addLists(t, t.lists, c.sourceLists)
-	addLists(t, t.rangeLists, c.rangesUsed)
-	t.countElements(c.part, 1)
+	t.countPart(c.part, 1)
 	t.setLocal(name, c.local)
-	t.setPinged(name, c.pings)
+	t.setPings(name, c.pings)
 	if c.ports != nil {
 		t.ports[name] = c.ports
 	} else {
@@ -417,72 +286,72 @@ func (t *tableCompiler) addService(name service.Name, c *compiledService) {
 	}
 }
 
-// countElements counts the part's elements for the chains that they lead to. A chain
-// leaves the program with its last element.
-func (t *tableCompiler) countElements(part *nft.Part, by int) {
+// countPart counts what a part needs.
+func (t *tableCompiler) countPart(part *nft.Part, by int) {
 	if part == nil {
 		return
 	}
-	t.countInRange(part, by)
-	absent := t.nodePort.refusalSet(NoLocalEndpoints)
-	for _, e := range part.Elements {
-		t.countOutside(e, by)
-		t.countIdentity(e, by)
-		if e.Set == absent {
-			t.absent += by
+	t.countInRanges(part, by)
+	refusal := t.nodePort.refusalSet(NoLocalEndpoints)
+	for i := range part.Elements {
+		e := &part.Elements[i]
+		if e.Verdict.Chain != "" {
+			t.needs.count(need{needChain, e.Verdict.Chain}, by)
 		}
-		chain := e.Verdict.Chain
-		if chain == "" || fixed(chain) {
-			continue
+		if e.Set == refusal {
+			t.needs.count(need{kind: needRefusal}, by)
 		}
-		if t.countList(t.lists, chain, by) || t.countList(t.rangeLists, chain, by) {
-			continue
+		for _, a := range []*access{t.address, t.nodePort} {
+			if a.isIdentity(e, t.family) {
+				t.needs.count(need{needIdentity, a.verdicts}, by)
+			}
 		}
-		if u := t.shared[chain]; u.chain.learn > 0 {
-			t.learners[u.chain.access] += by
-		}
-		t.countUser(chain, by)
 	}
 }
 
-// addChain adds a shared chain and what it refers to, unless the program has it.
-func (t *tableCompiler) addChain(name string, chain sharedChain) {
-	if t.shared[name] != nil {
-		return
-	}
-	t.shared[name] = &chainUse{chain: chain}
-	t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
-	for _, name := range chain.clientMaps() {
-		if t.clientMaps[name]++; t.clientMaps[name] == 1 {
-			t.sets = t.sets.Set(name, affinityMap(name))
+// countInRanges counts what a part needs that depends on the ServiceCIDRs.
+func (t *tableCompiler) countInRanges(part *nft.Part, by int) {
+	for i := range part.Pools {
+		for _, cidr := range t.ranges.All() {
+			if t.family.Has(cidr.Addr()) && hasTargetIn(part.Pools[i].Targets, cidr) {
+				t.needs.count(need{kind: needTranslated}, by)
+			}
 		}
 	}
-	t.timeouts.count(chain.timeouts, 1)
-	if next, ok := chain.next(); ok {
-		t.addChain(next.name(), next)
-		t.countUser(next.name(), 1)
+	for _, e := range elementsOf(part, clusterIPs) {
+		if !t.inRanges(addrOf(e.Key)) {
+			t.needs.count(need{kind: needUnlisted}, by)
+		}
 	}
 }
 
-// countUser counts the elements and chains that lead to a shared chain. The chain
-// leaves the program with the last of them.
-func (t *tableCompiler) countUser(name string, by int) {
-	u := t.shared[name]
-	if u.users += by; u.users > 0 {
-		return
-	}
-	delete(t.shared, name)
-	t.chains = t.chains.Delete(name)
-	for _, name := range u.chain.clientMaps() {
-		if t.clientMaps[name]--; t.clientMaps[name] == 0 {
-			delete(t.clientMaps, name)
-			t.sets = t.sets.Delete(name)
+// inRanges says whether the address is in a ServiceCIDR.
+func (t *tableCompiler) inRanges(a netip.Addr) bool {
+	for _, cidr := range t.ranges.All() {
+		if cidr.Contains(a) {
+			return true
 		}
 	}
-	t.timeouts.count(u.chain.timeouts, -1)
-	if next, ok := u.chain.next(); ok {
-		t.countUser(next.name(), -1)
+	return false
+}
+
+// edit gives a part of no service to the next program, nil to have none. What stays the same keeps its pointer.
+func (t *tableCompiler) edit(name string, part *nft.Part) {
+	there := t.parts.At(name)
+	if part == nil && there == nil || part != nil && there != nil && slices.Equal(part.Elements, there.Elements) {
+		delete(t.edits, name)
+		return
 	}
+	t.edits[name] = part
+}
+
+// editElements is edit for a part that is there while it has elements.
+func (t *tableCompiler) editElements(name string, elements []nft.Element) {
+	if len(elements) == 0 {
+		t.edit(name, nil)
+		return
+	}
+	t.edit(name, nft.NewPart(elements, nil))
 }
 
 // applyEdits applies the edits to the parts.

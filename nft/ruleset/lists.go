@@ -160,23 +160,18 @@ const MaxMaybeOnNode = 1000
 // portOnNode has the endpoints of a port that run on the node, and those that may do so.
 type portOnNode struct{ here, maybe service.Addresses }
 
-// onNode counts the lists that have an address.
-type onNode struct{ here, maybe int }
-
 // setLocal sets the lists of a service's endpoints on the node. The table has one
 // hairpin element for each address in any such list.
 func (t *tableCompiler) setLocal(name service.Name, lists []portOnNode) {
 	old := t.local[name]
 	var touched []netip.Addr
-	count := func(before, after service.Addresses, change func(at *onNode, by int)) {
+	count := func(kind needKind, before, after service.Addresses) {
 		for c := range sorted.Diff(before, after) {
 			a, by := c.New, 1
 			if a == nil {
 				a, by = c.Old, -1
 			}
-			counts := t.locals[a.Addr()]
-			change(&counts, by)
-			t.locals[a.Addr()] = counts
+			t.needs.count(need{kind, string(addrValue(a.Addr()))}, by)
 			touched = append(touched, a.Addr())
 		}
 	}
@@ -188,8 +183,8 @@ func (t *tableCompiler) setLocal(name service.Name, lists []portOnNode) {
 		if i < len(lists) {
 			after = lists[i]
 		}
-		count(before.here, after.here, func(at *onNode, by int) { at.here += by })
-		count(before.maybe, after.maybe, func(at *onNode, by int) { at.maybe += by })
+		count(needHere, before.here, after.here)
+		count(needMaybeHere, before.maybe, after.maybe)
 	}
 	for _, a := range slices.Compact(touched) {
 		t.setHairpin(a)
@@ -204,31 +199,19 @@ func (t *tableCompiler) setLocal(name service.Name, lists []portOnNode) {
 // setHairpin sets or removes the element of a local endpoint's address, by the services
 // that have it.
 func (t *tableCompiler) setHairpin(a netip.Addr) {
-	name, counts := hairpinPart(a), t.locals[a]
-	var wanted *nft.Part
+	value := addrValue(a)
+	element := nft.Element{Set: hairpin, Key: value + value}
+	var elements []nft.Element
 	switch {
-	case counts.here > 0:
-		wanted = hairpinOf(a, "")
-	case counts.maybe > 0:
-		wanted = hairpinOf(a, maybeHere)
-	default:
-		delete(t.locals, a)
+	case t.needs.has(need{needHere, string(value)}):
+		elements = []nft.Element{element}
+	case t.needs.has(need{needMaybeHere, string(value)}):
+		element.Comment = maybeHere
+		elements = []nft.Element{element}
 	}
-	there := t.parts.At(name)
-	if wanted == nil && there == nil || wanted != nil && there != nil && wanted.Elements[0] == there.Elements[0] {
-		delete(t.edits, name)
-		return
-	}
-	t.edits[name] = wanted
+	t.editElements("endpoint "+a.String(), elements)
 }
 
 // maybeHere is the comment on hairpin elements of endpoints of which it is not certain
 // that they run on the node.
 const maybeHere = "perhaps on this node"
-
-func hairpinOf(a netip.Addr, comment string) *nft.Part {
-	key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
-	return nft.NewPart([]nft.Element{{Set: hairpin, Key: key, Comment: comment}}, nil)
-}
-
-func hairpinPart(a netip.Addr) string { return "endpoint " + a.String() }

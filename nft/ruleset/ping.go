@@ -20,51 +20,25 @@ const (
 	pingBurst      = 1000
 )
 
-func pingPart(a netip.Addr) string { return "ping " + a.String() }
-
-// pings says how a table answers echo requests. By the zero value it does not.
-type pings struct {
-	// by is the address of the node that answers.
-	by netip.Addr
-	// networks: some network or API server lies where service addresses are (spared).
-	networks bool
+// findPing leads echo requests to the chain that has them answered. It is the first rule of the chain dispatch, so that
+// no packet of a Service meets it.
+func findPing() nft.Rule {
+	return FindPing.rule(nft.MatchEcho{}, nft.InSet{Key: daddr(), Set: pingAddresses}, notOwn(),
+		jump(string(TooManyPings)))
 }
 
-// rules lead echo requests to the chain that has them answered. It is the first of the chain dispatch, so that no
-// packet of a Service meets it.
-func (p pings) rules() []nft.Rule {
-	if !p.by.IsValid() {
-		return nil
-	}
-	return []nft.Rule{FindPing.rule(nft.MatchEcho{}, nft.InSet{Key: daddr(), Set: pingAddresses}, notOwn(),
-		jump(string(TooManyPings)))}
-}
-
-// chain translates echo requests to the node's address. The kernel answers them as those to itself, with the Service's
-// address as their source.
-func (p pings) chain(cfg *Config) *nft.Chain {
+// pingChain translates echo requests to the node's address. The kernel answers them as those to itself, with the
+// Service's address as their source.
+func pingChain(cfg *Config, b *base) *nft.Chain {
 	var rules []nft.Rule
-	if p.networks {
+	if b.spared.networks {
 		rules = append(rules, SpareNetworks.rule(nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}))
 	}
-	rules = append(rules, AnswerPing.rule(nft.Limit{PerSecond: PingsPerSecond, Burst: pingBurst}, nft.DNATTo{Addr: p.by}),
-		dropCounted())
+	rules = append(rules, AnswerPing.rule(nft.Limit{PerSecond: PingsPerSecond, Burst: pingBurst},
+		nft.DNATTo{Addr: b.ping}), dropCounted())
 	chain := &nft.Chain{Name: string(TooManyPings), Rules: rules}
 	cfg.uncount(chain)
 	return chain
-}
-
-// setPings builds the chain of echo requests.
-func (t *tableCompiler) setPings() {
-	if !t.cfg.AnswerPing {
-		return
-	}
-	t.ping = pings{t.node.OwnAddress(t.family), t.spared.networks}
-	if t.ping.by.IsValid() {
-		t.chains = t.chains.Set(string(TooManyPings), t.ping.chain(&t.cfg))
-	} else {
-		t.chains = t.chains.Delete(string(TooManyPings))
-	}
 }
 
 // addPing notes that the address of the service that is compiled answers, as far as the port says: somebody outside
@@ -87,35 +61,29 @@ func (c *serviceCompiler) addPing(a netip.Addr, restricted bool, l endpointLists
 	}
 }
 
-// setPinged sets the addresses of a service that answer.
-func (t *tableCompiler) setPinged(name service.Name, addrs []netip.Addr) {
-	if !t.cfg.AnswerPing {
-		return
-	}
+// setPings sets the addresses of a service that answer.
+func (t *tableCompiler) setPings(name service.Name, addrs []netip.Addr) {
 	for _, a := range addrs {
-		if t.pinged[a]++; t.pinged[a] == 1 {
-			t.editPing(a, nft.NewPart([]nft.Element{{Set: pingAddresses, Key: addrValue(a)}}, nil))
-		}
+		w := wanted{needOfPing(a), pingAddress(a)}
+		t.needs.define(w)
+		t.needs.count(w.need, 1)
 	}
-	for _, a := range t.pingsOf[name] {
-		if t.pinged[a]--; t.pinged[a] == 0 {
-			delete(t.pinged, a)
-			t.editPing(a, nil)
-		}
+	for _, a := range t.pings[name] {
+		t.needs.count(needOfPing(a), -1)
 	}
-	if len(addrs) == 0 {
-		delete(t.pingsOf, name)
-		return
+	delete(t.pings, name)
+	if len(addrs) > 0 {
+		t.pings[name] = addrs
 	}
-	t.pingsOf[name] = addrs
 }
 
-// editPing gives an address its element, or removes it.
-func (t *tableCompiler) editPing(a netip.Addr, wanted *nft.Part) {
-	name := pingPart(a)
-	if there := t.parts.At(name); (there == nil) == (wanted == nil) {
-		delete(t.edits, name)
-		return
-	}
-	t.edits[name] = wanted
+// pingAddress makes the element of an address that answers.
+type pingAddress netip.Addr
+
+func needOfPing(a netip.Addr) need { return need{needPing, string(addrValue(a))} }
+
+func (a pingAddress) make(*Config, pods) made {
+	addr := netip.Addr(a)
+	return made{name: "ping " + addr.String(),
+		part: nft.NewPart([]nft.Element{{Set: pingAddresses, Key: addrValue(addr)}}, nil)}
 }

@@ -56,14 +56,12 @@ func rangeListOf(r service.PortRanges) rangeList {
 	return rangeList{rangeListPrefix + strings.ReplaceAll(string(r), ",", "_"), r}
 }
 
-func (l rangeList) id() string { return l.name }
-
-func (l rangeList) chainName() string { return l.name }
-
-// set declares the set of the ranges. Its key is one field, so the kernel keeps it in a tree. A list never changes:
-// other ranges are another list.
-func (l rangeList) set() *nft.Set {
-	return &nft.Set{Name: l.name, Key: nft.Fields{nft.Dport}, Interval: true}
+// make makes the list's chain and its set. The set's key is one field, so the kernel keeps it in a tree. A list never
+// changes: other ranges are another list. The ranges belong to no single Service.
+func (l rangeList) make(*Config, pods) made {
+	return made{chains: []*nft.Chain{l.chain()},
+		sets: []*nft.Set{{Name: l.name, Key: nft.Fields{nft.Dport}, Interval: true}}, name: l.name, part: l.part(),
+		needs: []wanted{{need{kind: needRanges}, allRanges{}}}}
 }
 
 func (l rangeList) chain() *nft.Chain {
@@ -72,7 +70,6 @@ func (l rangeList) chain() *nft.Chain {
 	}}
 }
 
-// part holds the ranges, which belong to no single Service.
 func (l rangeList) part() *nft.Part {
 	var elements []nft.Element
 	for r := range l.ranges.All() {
@@ -94,27 +91,16 @@ func readRangeList(c *nft.Contents, name string) service.PortRanges {
 	return service.NewPortRanges(list)
 }
 
-// setRanged adds what all ranges share if there are any, and removes it if there are none. It says whether it did one
-// of the two.
-func (t *tableCompiler) setRanged() bool {
-	if want := len(t.rangeLists.byChain) > 0; want == t.ranged {
-		return false
-	}
-	t.ranged = !t.ranged
-	sets, chains := rangeSets(&t.cfg), t.rangeChains()
-	for _, s := range sets {
-		t.sets = t.sets.Delete(s.Name)
-		if t.ranged {
-			t.sets = t.sets.Set(s.Name, s)
-		}
-	}
+// allRanges makes what all ranges share.
+type allRanges struct{}
+
+func (allRanges) make(cfg *Config, p pods) made {
+	a := byRange()
+	chains := append(a.refusalChains(), a.externalLocalChain(cfg, p))
 	for _, c := range chains {
-		t.chains = t.chains.Delete(c.Name)
-		if t.ranged {
-			t.chains = t.chains.Set(c.Name, c)
-		}
+		cfg.uncount(c)
 	}
-	return true
+	return made{chains: chains, sets: rangeSets(cfg)}
 }
 
 // rangeSets declares the sets and maps that all ranges share.
@@ -144,24 +130,12 @@ func RangeSet(name string) *nft.Set {
 	return nil
 }
 
-// rangeChains are the chains that all ranges share, but for those of the endpoints.
-func (t *tableCompiler) rangeChains() []*nft.Chain {
-	a := byRange()
-	chains := append(a.refusalChains(), a.externalLocalChain(&t.cfg, t.pods))
-	for _, c := range chains {
-		t.cfg.uncount(c)
-	}
-	return chains
-}
-
 // findRanges is the rule that looks for ranges of ports.
 func findRanges() nft.Rule { return FindRanges.rule(nft.VMap{Key: rangeKey(), Map: portRanges}) }
 
 // serveRanges leads an address and protocol to the list of the port's ranges.
 func (c *serviceCompiler) serveRanges(f frontend, p *service.Port) {
 	list := rangeListOf(p.Ranges)
-	if !slices.Contains(c.rangesUsed, list) {
-		c.rangesUsed = append(c.rangesUsed, list)
-	}
+	define(c, list.name, list)
 	c.addVerdict(f, portRanges, jump(list.name))
 }

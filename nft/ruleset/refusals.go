@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"nftproxy/model/service"
-	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
 
@@ -238,13 +237,11 @@ func toClusterIP(check string, s spared) []nft.Statement {
 
 // rangeRules drop packets to a ServiceCIDR that were not translated. No service has
 // their address, so no host does, but for those that are spared.
-func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix], s spared) []nft.Rule {
+func rangeRules(ranges []netip.Prefix, s spared) []nft.Rule {
 	var rules []nft.Rule
-	for _, cidr := range ranges.All() {
-		if f.Has(cidr.Addr()) {
-			rules = append(rules, DropUnallocated.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(),
-				s.verdict(checkUnallocated)))
-		}
+	for _, cidr := range ranges {
+		rules = append(rules, DropUnallocated.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(),
+			s.verdict(checkUnallocated)))
 	}
 	return rules
 }

@@ -23,12 +23,9 @@ type serviceCompiler struct {
 
 	elements []nft.Element
 	pools    []nft.Pool
-	// wanted and sourceLists are those of the compiledService.
-	wanted      []wantedChain
-	sourceLists []sourceList
-	rangesUsed  []rangeList
-	// pings are those of the compiledService.
-	pings []netip.Addr
+	// wanted and pings are those of the compiledService.
+	wanted []wanted
+	pings  []netip.Addr
 	// clients has the clients of the port that is being compiled, protocol is its own, and ranged says that it is ranges.
 	clients  clients
 	protocol service.Protocol
@@ -62,8 +59,7 @@ func (c *serviceCompiler) compile() compiledService {
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
 	}
-	compiled.wanted, compiled.sourceLists, compiled.pings = c.wanted, c.sourceLists, c.pings
-	compiled.rangesUsed = c.rangesUsed
+	compiled.wanted, compiled.pings = c.wanted, c.pings
 	compiled.part = nft.NewPart(c.elements, c.pools)
 	return compiled
 }
@@ -226,10 +222,16 @@ func (c *serviceCompiler) learnClients(f frontend, lists clientList) {
 // program needs the chain.
 func (c *serviceCompiler) verdictTo(code nft.VerdictCode, chain sharedChain) nft.Verdict {
 	name := chain.name()
-	if last := len(c.wanted) - 1; c.shared[name] == nil && (last < 0 || c.wanted[last].name != name) {
-		c.wanted = append(c.wanted, wantedChain{name, chain})
-	}
+	define(c, name, chain)
 	return nft.Verdict{Code: code, Chain: name}
+}
+
+// define says what makes a chain that elements lead to, unless the table knows it or the service has just said it.
+func define[S shared](c *serviceCompiler, chain string, by S) {
+	x, last := need{needChain, chain}, len(c.wanted)-1
+	if c.needs.of[x] == nil && (last < 0 || c.wanted[last].need != x) {
+		c.wanted = append(c.wanted, wanted{x, by})
+	}
 }
 
 // comment cuts a text that is longer than nft accepts. Namespace, service and port may

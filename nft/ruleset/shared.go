@@ -77,13 +77,23 @@ func (s sharedChain) next() (next sharedChain, ok bool) {
 	return s, ok
 }
 
-// clientMaps names the maps of clients that the chain refers to.
-func (s sharedChain) clientMaps() []string {
-	var names []string
+// make makes the chain. A learning chain is a fact for the chains that see connections last.
+func (s sharedChain) make(cfg *Config, p pods) made {
+	m := made{chains: []*nft.Chain{s.chain(cfg, p)}}
 	for list := range s.lists.each() {
-		names = append(names, list.mapName(s.clients))
+		name := list.mapName(s.clients)
+		m.needs = append(m.needs, wanted{need{needSet, name}, clientMap(name)})
 	}
-	return names
+	if s.timeouts != (service.Timeouts{}) {
+		m.needs = append(m.needs, wanted{need{needTimeouts, s.timeouts.String()}, timeoutObject(s.timeouts)})
+	}
+	if s.learn > 0 {
+		m.needs = append(m.needs, wanted{need: need{needLearning, s.access.verdicts}})
+	}
+	if next, ok := s.next(); ok {
+		m.needs = append(m.needs, wanted{need{needChain, next.name()}, next})
+	}
+	return m
 }
 
 // pool is the map that has the chain's endpoints.
@@ -135,9 +145,6 @@ func hashed(b service.Balance) nft.Fields {
 	}
 	return nil
 }
-
-// tellsPods says whether the chain treats pods and others differently.
-func (s sharedChain) tellsPods() bool { return s.learn == 0 && s.masquerade == masqueradeOutsiders }
 
 // masqueradeRules has the rule that says what is to be masqueraded, if there is one.
 func (s sharedChain) masqueradeRules(cfg *Config, p pods) []nft.Rule {

@@ -49,16 +49,27 @@ func sourceListOf(a *access, f service.Firewall, family ip.Family) sourceList {
 	return l
 }
 
-func (l sourceList) id() string { return l.name }
-
 // chainName names the list's chain.
 func (l sourceList) chainName() string { return l.access.chainPrefix + l.name }
 
-// set declares the set of the ranges. Its key is one field, so the kernel keeps it in
+// sourceSet makes the set of a list's ranges. Its key is one field, so the kernel keeps it in
 // a tree. With address and port in the key each packet would cost linear time, and
-// each commit quadratic time (nft.Set.Interval).
-func (l sourceList) set() *nft.Set {
-	return &nft.Set{Name: l.name, Key: nft.Fields{nft.Saddr}, Interval: true}
+// each commit quadratic time (nft.Set.Interval). The ranges belong to no single service. The part's name has no slash,
+// like that of the node's part.
+type sourceSet sourceList
+
+func (l sourceSet) make(*Config, pods) made {
+	return made{sets: []*nft.Set{{Name: l.name, Key: nft.Fields{nft.Saddr}, Interval: true}},
+		name: l.name, part: rangesPart(l.name, l.ranges)}
+}
+
+// make makes the list's chain.
+func (l sourceList) make(*Config, pods) made {
+	m := made{chains: []*nft.Chain{l.chain()}, needs: []wanted{{need{needSet, l.name}, sourceSet(l)}}}
+	if l.access.restricted == nodePortsRestricted {
+		m.needs = append(m.needs, wanted{need{kind: needNodePortSources}, nodePortSources{}})
+	}
+	return m
 }
 
 // chain lets in the sources that may reach an address. It stands before translation
@@ -72,10 +83,6 @@ func (l sourceList) chain() *nft.Chain {
 	return &nft.Chain{Name: l.chainName(), Rules: append(rules,
 		DropSource.rule(gotoChain(l.access.refusalChain(OutsideSourceRanges))))}
 }
-
-// part holds the ranges, which belong to no single service. Its name has no slash, like
-// that of the node's part.
-func (l sourceList) part() *nft.Part { return rangesPart(l.name, l.ranges) }
 
 // rangesPart has the elements of an interval set of addresses.
 func rangesPart(set string, ranges []netip.Prefix) *nft.Part {
@@ -107,9 +114,7 @@ func (a *access) restrictedSet() *nft.Set {
 // the same: so it is in kube-proxy, whose firewall comes first.
 func (c *serviceCompiler) restrict(f frontend, wall service.Firewall, by string) frontend {
 	list := sourceListOf(f.access, wall, c.family)
-	if last := len(c.sourceLists) - 1; last < 0 || c.sourceLists[last].chainName() != list.chainName() {
-		c.sourceLists = append(c.sourceLists, list)
-	}
+	define(c, list.chainName(), list)
 	c.addVerdict(f, f.verdicts, gotoChain(list.chainName()))
 	c.addRefusal(f, OutsideSourceRanges)
 	for _, a := range wall.Itself(c.node, c.family) {
@@ -131,95 +136,16 @@ func (c *serviceCompiler) behindFirewall(f frontend, claim service.Claim) fronte
 	return c.restrict(f, wall, comment(string(by)))
 }
 
-// list is a list of source ranges or port ranges: a set with chains that elements of Services lead to. Equal lists
-// share the set.
-type list interface {
-	id() string // of the set and the part
-	set() *nft.Set
-	part() *nft.Part
-	chainName() string
-	chain() *nft.Chain
-}
+// nodePortSources makes what all lists in front of node ports share.
+type nodePortSources struct{}
 
-// listUse is a list in front of one access.
-type listUse struct {
-	list
-	// elements is the number of elements that lead to its chain.
-	elements int
-}
-
-// listUses has the lists in use.
-type listUses struct {
-	// byChain has them by the name of their chain.
-	byChain map[string]*listUse
-	// chains is the number of chains of each set.
-	chains map[string]int
-}
-
-func newListUses() listUses {
-	return listUses{byChain: map[string]*listUse{}, chains: map[string]int{}}
-}
-
-// addLists adds what the program does not have yet of each list: its chain, and set and part.
-func addLists[L list](t *tableCompiler, uses listUses, lists []L) {
-	for _, l := range lists {
-		name := l.chainName()
-		if uses.byChain[name] != nil {
-			continue
-		}
-		uses.byChain[name] = &listUse{list: l}
-		t.chains = t.chains.Set(name, l.chain())
-		if uses.chains[l.id()]++; uses.chains[l.id()] == 1 {
-			t.sets = t.sets.Set(l.id(), l.set())
-			t.edits[l.id()] = l.part()
-		}
-		t.countNodePortList(l, 1)
+func (nodePortSources) make(cfg *Config, _ pods) made {
+	a := byNodePort()
+	m := made{sets: []*nft.Set{a.restrictedSet(), a.refusalSetOf(OutsideSourceRanges)},
+		chains: []*nft.Chain{a.restrictedChain(), a.outsideChain()}}
+	cfg.count(m.sets)
+	for _, chain := range m.chains {
+		cfg.uncount(chain)
 	}
-}
-
-// countList counts elements that lead to a chain, and says whether it is that of a list. A list leaves the program with
-// its last element.
-func (t *tableCompiler) countList(uses listUses, chain string, by int) bool {
-	u := uses.byChain[chain]
-	if u == nil {
-		return false
-	}
-	if u.elements += by; u.elements > 0 {
-		return true
-	}
-	delete(uses.byChain, chain)
-	t.chains = t.chains.Delete(chain)
-	if uses.chains[u.id()]--; uses.chains[u.id()] == 0 {
-		delete(uses.chains, u.id())
-		t.sets = t.sets.Delete(u.id())
-		t.edits[u.id()] = nil
-	}
-	t.countNodePortList(u.list, -1)
-	return true
-}
-
-// countNodePortList counts the list if it is in front of node ports. With the first one come the chains and sets of
-// all, and with the last one they go.
-func (t *tableCompiler) countNodePortList(l list, by int) {
-	a := t.nodePort
-	if s, ok := l.(sourceList); !ok || s.access != a {
-		return
-	}
-	before := t.nodePortLists
-	t.nodePortLists += by
-	switch {
-	case before == 0:
-		sets := []*nft.Set{a.restrictedSet(), a.refusalSetOf(OutsideSourceRanges)}
-		t.cfg.count(sets)
-		for _, set := range sets {
-			t.sets = t.sets.Set(set.Name, set)
-		}
-		for _, chain := range []*nft.Chain{a.restrictedChain(), a.outsideChain()} {
-			t.cfg.uncount(chain)
-			t.chains = t.chains.Set(chain.Name, chain)
-		}
-	case t.nodePortLists == 0:
-		t.sets = t.sets.Delete(a.restricted).Delete(a.refusalSet(OutsideSourceRanges))
-		t.chains = t.chains.Delete(a.restricted).Delete(a.refusalChain(OutsideSourceRanges))
-	}
+	return m
 }

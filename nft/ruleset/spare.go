@@ -91,19 +91,6 @@ func (a *access) spareRule() nft.Rule {
 	return SpareServices.rule(nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return})
 }
 
-// setSpared sets what is spared, and the chains for it.
-func (t *tableCompiler) setSpared(s spared) {
-	t.spared = s
-	ranges := t.rangesOfFamily()
-	for check := range checks() {
-		if s.at(check) == (spared{}) {
-			t.chains = t.chains.Delete(check)
-		} else {
-			t.chains = t.chains.Set(check, s.chain(check, ranges))
-		}
-	}
-}
-
 // rangesOfFamily returns the ServiceCIDRs of the table's family.
 func (t *tableCompiler) rangesOfFamily() []netip.Prefix {
 	var ranges []netip.Prefix
@@ -118,42 +105,19 @@ func (t *tableCompiler) rangesOfFamily() []netip.Prefix {
 // setReachable sets the networks and API servers that are spared.
 func (t *tableCompiler) setReachable() {
 	list := t.reachableNow()
-	if slices.Equal(list, t.reachable) {
-		return
+	t.editElements(reachable, rangesPart(reachable, list).Elements)
+	if some := len(list) > 0; some != (t.sets.At(reachable) != nil) {
+		t.sets = put(t.sets, reachable, &nft.Set{Name: reachable, Key: daddr(), Interval: true}, some)
 	}
-	t.reachable = list
-	if len(list) == 0 {
-		t.sets, t.edits[reachable] = t.sets.Delete(reachable), nil
-		return
-	}
-	set := &nft.Set{Name: reachable, Key: daddr(), Interval: true}
-	if t.sets.At(reachable) == nil {
-		t.sets = t.sets.Set(reachable, set)
-	}
-	t.edits[reachable] = rangesPart(reachable, list)
 }
 
 // reachableNow returns the networks and API servers that are spared. Without a cluster IP outside of
 // ServiceCIDRs, and without a ServiceCIDR, there is nothing to spare them from.
 func (t *tableCompiler) reachableNow() []netip.Prefix {
-	if t.outside == 0 && len(t.rangesOfFamily()) == 0 {
+	if !t.needs.has(need{kind: needUnlisted}) && len(t.rangesOfFamily()) == 0 {
 		return nil
 	}
 	return t.node.Spared(t.ranges, t.family)
-}
-
-// countInRange counts the lists of the part that have an endpoint in a ServiceCIDR.
-func (t *tableCompiler) countInRange(part *nft.Part, by int) {
-	if part == nil {
-		return
-	}
-	for i := range part.Pools {
-		for _, cidr := range t.ranges.All() {
-			if t.family.Has(cidr.Addr()) && hasTargetIn(part.Pools[i].Targets, cidr) {
-				t.inRange += by
-			}
-		}
-	}
 }
 
 // hasTargetIn says whether a target's address is in the range. Targets are sorted by address.

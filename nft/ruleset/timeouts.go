@@ -4,32 +4,16 @@ import (
 	"strings"
 
 	"nftproxy/model/service"
-	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
 
-// timeoutUses has the objects of time-outs that a program's chains refer to, and counts these chains.
-type timeoutUses struct {
-	objects treap.Map[string, nft.Timeout]
-	users   map[string]int
-}
+// timeoutObject makes the object of time-outs that chains refer to. The program wants it while a chain gives it; the
+// kernel keeps it (nft.Timeout).
+type timeoutObject service.Timeouts
 
-// count counts a chain that gives time-outs, or with -1 one that does not any more. The program wants an object while a
-// chain gives it; the kernel keeps it (nft.Timeout).
-func (u *timeoutUses) count(t service.Timeouts, by int) {
-	if t == (service.Timeouts{}) {
-		return
-	}
-	name, before := t.String(), u.users[t.String()]
-	u.users[name] += by
-	switch {
-	case before == 0:
-		u.objects = u.objects.Set(name, nft.Timeout{Name: name, Protocol: uint8(t.Protocol), Unreplied: t.Unreplied,
-			Replied: t.Replied, Established: t.Established})
-	case u.users[name] == 0:
-		delete(u.users, name)
-		u.objects = u.objects.Delete(name)
-	}
+func (t timeoutObject) make(*Config, pods) made {
+	return made{timeouts: []nft.Timeout{{Name: service.Timeouts(t).String(), Protocol: uint8(t.Protocol),
+		Unreplied: t.Unreplied, Replied: t.Replied, Established: t.Established}}}
 }
 
 // timeoutsOf reads from the name of a shared chain the time-outs that it gives.
