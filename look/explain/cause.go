@@ -3,7 +3,6 @@ package explain
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -105,38 +104,36 @@ func (x *explainer) whyEnded() {
 
 func (x *explainer) whyEndedAt(w *nft.Way) {
 	by := x.decider(w)
-	switch p := x.purpose(by); p {
-	case ruleset.RefuseUnknownPort:
-		x.whyUnknownPort(by.Destination.Addr())
-	case ruleset.FindFrontend, ruleset.FindInRanges, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.FindOnLoopback,
-		ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
-		if x.leadsToRefusal(by) {
-			x.whyNoEndpoint()
-			return
-		}
-		x.whyNoneHere("internalTrafficPolicy", "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
-	case ruleset.RefuseOtherPods, ruleset.DropNotLocal, ruleset.ForOutsiders:
-		x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that "+
-			"ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which "+
-			"hides the client's address from the endpoints")
-	case ruleset.DropSource:
-		x.whyNotAdmitted(by)
-	case ruleset.DropUnallocated:
-		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), rangeOf(by))
-		x.remedy("check the address that the client uses: the Service may have been deleted and created again with another " +
-			"cluster IP")
-		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the " +
-			"ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
-	case ruleset.DropUntranslated:
-		if by.Destination != x.question.Packet.Dst {
-			x.notPod(by.Destination.String(), "the cluster IP of Service "+x.clusterIPOwner(by.Destination.Addr()),
-				"it is dropped")
-			return
-		}
-		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s",
-			by.Destination.Addr())
-		x.remedy("look at the chains of other programs below")
+	if ends := x.accounts[x.purpose(by)].ends; ends != nil {
+		ends(x, by)
 	}
+}
+
+// whyNotBehind is about a rule that asks a map of frontends or endpoints.
+func (x *explainer) whyNotBehind(s *nft.Step) {
+	if x.leadsToRefusal(s) {
+		x.whyNoEndpoint()
+		return
+	}
+	x.whyNoneHere("internalTrafficPolicy", "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
+}
+
+// whyNotOutside is about clients outside of the node.
+func (x *explainer) whyNotOutside(*nft.Step) {
+	x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that "+
+		"ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which "+
+		"hides the client's address from the endpoints")
+}
+
+// whyUntranslated is about a cluster IP that nothing has translated.
+func (x *explainer) whyUntranslated(s *nft.Step) {
+	if s.Destination != x.question.Packet.Dst {
+		x.notPod(s.Destination.String(), "the cluster IP of Service "+x.clusterIPOwner(s.Destination.Addr()), "it is dropped")
+		return
+	}
+	x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s",
+		s.Destination.Addr())
+	x.remedy("look at the chains of other programs below")
 }
 
 // decider returns the rule that decided about the packet: the last one that matched before a chain that only
@@ -144,11 +141,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 func (x *explainer) decider(w *nft.Way) *nft.Step {
 	for i := len(w.Steps) - 1; i >= 0; i-- {
 		s := &w.Steps[i]
-		switch x.purpose(s) {
-		case ruleset.RefuseTCP, ruleset.RefuseOthers, ruleset.DropCounted, ruleset.CountForService, ruleset.SpareNothing:
-			continue
-		}
-		if s.Matched {
+		if s.Matched && !x.accounts[x.purpose(s)].carriesOut {
 			return s
 		}
 	}
@@ -166,7 +159,8 @@ func (x *explainer) leadsToRefusal(s *nft.Step) bool {
 }
 
 // whyUnknownPort is about a cluster IP without the port.
-func (x *explainer) whyUnknownPort(a netip.Addr) {
+func (x *explainer) whyUnknownPort(s *nft.Step) {
+	a := s.Destination.Addr()
 	owner := x.clusterIPOwner(a)
 	if !hasPorts(x.question.Packet) {
 		x.cause("%s is the cluster IP of Service %s, and cluster IPs take connections to the Service's ports only: they do "+
@@ -443,39 +437,8 @@ func (x *explainer) servesNodePorts() bool {
 func (x *explainer) whyThere(e *Explanation) {
 	for i := range x.ways[0].Steps {
 		s := &x.ways[0].Steps[i]
-		if !s.Matched {
-			continue
-		}
-		switch x.purpose(s) {
-		case ruleset.ForOutsiders:
-			if x.failsOver() {
-				x.cause("the endpoints see an address of this node, not the client's: Service %s asks for %sexternal-failover: "+
-					"cluster, and no endpoint is on this node", x.frontend.Service, service.OptionPrefix)
-				continue
-			}
-			x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and "+
-				"keep their address", x.frontend.Service)
-		case ruleset.ForOtherPods:
-			x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is "+
-				"Local, no endpoint is on this node, and the client is a pod that is not known to be on this node: the endpoints "+
-				"would answer it directly", x.frontend.Service)
-			x.remedy("if the client is a pod of this node, the Node's podCIDRs do not cover it")
-		case ruleset.MarkAll:
-			if x.failsOver() {
-				continue // said already
-			}
-			if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
-				x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is "+
-					"Cluster", x.frontend.Service)
-				x.remedy("to keep the client's address: set externalTrafficPolicy to Local, and let clients use nodes that have " +
-					"an endpoint")
-				continue
-			}
-			x.cause("the endpoints see an address of this node, not the client's: the proxy runs with --masquerade-all")
-		case ruleset.MarkOutsiders:
-			x.cause("the endpoints see an address of this node, not the client's: %s, so the client is no pod of the cluster",
-				x.condition(s))
-			x.remedy("if the client is a pod, --cluster-cidr or --detect-local-mode of nftproxy does not cover it")
+		if leads := x.accounts[x.purpose(s)].leads; s.Matched && leads != nil {
+			leads(x, s)
 		}
 	}
 	x.notPods(e)
@@ -498,6 +461,30 @@ func (x *explainer) whyThere(e *Explanation) {
 		}
 	}
 	x.whyThese(e)
+}
+
+// whyForOutsiders is about external policy Local with endpoints for clients outside.
+func (x *explainer) whyForOutsiders(*nft.Step) {
+	if x.failsOver() {
+		x.cause(sees+"Service %s asks for %sexternal-failover: cluster, and no endpoint is on this node", x.frontend.Service,
+			service.OptionPrefix)
+		return
+	}
+	x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and keep "+
+		"their address", x.frontend.Service)
+}
+
+// whyAllMarked is about connections that are masqueraded, wherever they come from.
+func (x *explainer) whyAllMarked(s *nft.Step) {
+	switch {
+	case x.failsOver(): // said already
+	case x.isExternal(s):
+		x.cause(sees+"the externalTrafficPolicy of Service %s is Cluster", x.frontend.Service)
+		x.remedy("to keep the client's address: set externalTrafficPolicy to Local, and let clients use nodes that have " +
+			"an endpoint")
+	default:
+		x.cause(sees + "the proxy runs with --masquerade-all")
+	}
 }
 
 // judgeOther is about a table of another nftproxy.

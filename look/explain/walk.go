@@ -24,6 +24,8 @@ type explainer struct {
 	complete bool
 	// frontend is the Service that the rules found for the packet.
 	frontend ruleset.ServiceName
+	// accounts says what is said of rules, by their purpose.
+	accounts map[ruleset.Purpose]account
 	// readBack has the Services by the tables, once they were read.
 	readBack *service.Snapshot
 
@@ -38,6 +40,7 @@ func (x *explainer) family() nft.Family {
 
 // walk sends the packet through the tables of our name only: other tables of a model have other rules.
 func (x *explainer) walk(ctx context.Context) error {
+	x.accounts = accounts()
 	only := nft.NewModel()
 	if x.contents = x.facts.Tables.Table(nft.TableID{Family: x.family(), Name: x.facts.Table}); x.contents != nil {
 		only.Put(x.contents)
@@ -55,12 +58,12 @@ func (x *explainer) walk(ctx context.Context) error {
 // findFrontend keeps what the comments say of the Service. The first frontend counts: after it, comments
 // name whose source ranges restrict the address.
 func (x *explainer) findFrontend(s *nft.Step) {
-	switch x.purpose(s) {
-	case ruleset.FindFrontend, ruleset.FindInRanges, ruleset.FindNodePort, ruleset.FindOnLoopback:
-		for _, l := range s.Lookups {
-			if l.Found && l.Set.Verdicts && x.frontend == (ruleset.ServiceName{}) {
-				x.frontend = ruleset.NameInComment(l.Element.Comment)
-			}
+	if !x.accounts[x.purpose(s)].finds {
+		return
+	}
+	for _, l := range s.Lookups {
+		if l.Found && l.Set.Verdicts && x.frontend == (ruleset.ServiceName{}) {
+			x.frontend = ruleset.NameInComment(l.Element.Comment)
 		}
 	}
 }
@@ -176,23 +179,12 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 		if !s.Matched {
 			continue
 		}
-		where := fmt.Sprintf("chain %s, rule %d: ", s.Chain, s.Number)
-		switch p := x.purpose(s); p {
-		case ruleset.MarkAll:
-			reasons = append(reasons, where+x.whyMarkAll(s))
-		case ruleset.MarkOutsiders:
-			reasons = append(reasons, where+x.condition(s)+", so the client is no pod of the cluster")
-		case ruleset.ForNode:
-			reasons = append(reasons, where+"the packet comes from the node itself")
-		case ruleset.ForOtherPods:
-			reasons = append(reasons, where+"the packet comes from a pod that is not known to be on this node, and would be "+
-				"answered directly")
-		case ruleset.MasqueradeHairpin:
-			reasons = append(reasons, where+"the pod reaches itself through the Service")
-		case ruleset.NoPurpose:
-			if hasMasquerade(s.Rule) {
-				reasons = append(reasons, where+"the rule is not nftproxy's")
-			}
+		why := x.fill(x.accounts[x.purpose(s)].masquerades, s, w)
+		if x.purpose(s) == ruleset.NoPurpose && hasMasquerade(s.Rule) {
+			why = "the rule is not nftproxy's"
+		}
+		if why != "" {
+			reasons = append(reasons, fmt.Sprintf("chain %s, rule %d: %s", s.Chain, s.Number, why))
 		}
 	}
 	return strings.Join(reasons, "; ")
@@ -202,11 +194,16 @@ func (x *explainer) whyMarkAll(s *nft.Step) string {
 	if x.failsOver() {
 		return "the Service asks for " + service.OptionPrefix + "external-failover: cluster, and no endpoint is on this node"
 	}
-	if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
+	if x.isExternal(s) {
 		return "the Service's externalTrafficPolicy is Cluster: every connection to an external address or node port is " +
 			"masqueraded"
 	}
 	return "the proxy runs with --masquerade-all"
+}
+
+// isExternal says whether the packet came to another address than a cluster IP, or to a node port, by the rule's chain.
+func (x *explainer) isExternal(s *nft.Step) bool {
+	return strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr())
 }
 
 func hasMasquerade(r nft.Rule) bool {

@@ -13,22 +13,6 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// say puts a step into words. minor steps tell most readers nothing.
-func (x *explainer) say(s *nft.Step, w *nft.Way) (text string, minor bool) {
-	p := x.purpose(s)
-	switch {
-	case s.Unknown:
-		return "nftproxy cannot tell what happens here: " + x.unknownText(s), false
-	case p == ruleset.NoPurpose && s.Matched:
-		return "this rule is not nftproxy's. It matches: " + s.Rule.Text(s.Table.Family), false
-	case p == ruleset.NoPurpose:
-		return "this rule is not nftproxy's. It does not match: " + s.Rule.Text(s.Table.Family), false
-	case s.Matched:
-		return x.sayMatched(p, s, w)
-	}
-	return x.sayPassedOver(p, s)
-}
-
 // unknownText says what the interpreter does not know.
 func (x *explainer) unknownText(s *nft.Step) string {
 	if s.Last >= 0 && s.Last < len(s.Rule) {
@@ -42,222 +26,6 @@ func (x *explainer) unknownText(s *nft.Step) string {
 		}
 	}
 	return "a rule is not nftproxy's, and has parts that nftproxy does not know"
-}
-
-func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text string, minor bool) {
-	dst := endText(x.question.Packet, s.Destination)
-	switch p {
-	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.ForOutsiders:
-		return x.sayFrontend(s, dst), false
-	case ruleset.FindNodePort:
-		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(),
-			x.sayFrontend(s, dst)), false
-	case ruleset.FindOnLoopback:
-		return fmt.Sprintf("%s serves node ports to nftproxy, which connects there for clients on localhost; %s",
-			s.Destination.Addr(), x.sayFrontend(s, dst)), false
-	case ruleset.FindRanges:
-		return fmt.Sprintf("map port-ranges has %s, %s", addressText(x.question.Packet, s.Destination), x.whoseRanges(s)),
-			false
-	case ruleset.FindInRanges:
-		return fmt.Sprintf("the ranges have port %d; %s", s.Destination.Port(),
-			x.sayFrontend(s, addressText(x.question.Packet, s.Destination))), false
-	case ruleset.FindOthers:
-		ranges := ""
-		if x.contents.Sets["port-ranges"] != nil {
-			ranges = "looks for ranges of ports, "
-		}
-		return "it goes through chain dispatch, which " + ranges + "refuses unknown ports of cluster IPs and looks for " +
-			"node ports", true
-	case ruleset.FindPing:
-		return fmt.Sprintf("set ping-addresses has %s: a Service with endpoints has the address, and the node answers "+
-			"pings to it", s.Destination.Addr()), false
-	case ruleset.AnswerPing:
-		return fmt.Sprintf("the node answers, by its address %s, if there are at most %d new pings per second",
-			w.Ends[0].To.Addr(), ruleset.PingsPerSecond), false
-	case ruleset.RefuseUnknownPort:
-		return fmt.Sprintf("set cluster-ips has %s, of %s, but the Service does not have this port", s.Destination.Addr(),
-			clean(x.clusterIPOwner(s.Destination.Addr()))), false
-	case ruleset.AdmitSource:
-		return fmt.Sprintf("the source ranges admit %s; it goes on in chain %s", x.question.Packet.Src.Addr(),
-			s.Rule.NextChain()), false
-	case ruleset.AdmitLoadBalancer:
-		return "the load balancer may reach itself; it goes on in chain " + s.Rule.NextChain(), false
-	case ruleset.DropSource:
-		return fmt.Sprintf("no source range admits %s: it is dropped", x.question.Packet.Src.Addr()), false
-	case ruleset.ForPods:
-		return x.condition(s) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst),
-			false
-	case ruleset.ForNode:
-		return "the client is the node itself: it may use the endpoints of all nodes, and is to be masqueraded; " +
-			x.sayFrontend(s, dst), false
-	case ruleset.ForOtherPods:
-		return x.condition(s) + ", so the client is a pod, perhaps of another node: it may use the endpoints of all nodes, " +
-			"and is to be masqueraded; " + x.sayFrontend(s, dst), false
-	case ruleset.RefuseOtherPods:
-		return x.condition(s) + fmt.Sprintf(", and it comes in by the interface that has the address %s, so the client is "+
-			"a pod of another node, and no endpoint is on this node: it is refused", s.Destination.Addr()), false
-	case ruleset.DropNotLocal:
-		return "the client is outside, and no endpoint is on this node: it is dropped", false
-	case ruleset.MarkAll:
-		return "it is to be masqueraded: " + x.whyMarkAll(s), false
-	case ruleset.MarkOutsiders:
-		return x.condition(s) + ", so the client is no pod of the cluster: it is to be masqueraded", false
-	case ruleset.RefuseTCP:
-		return "it is refused by a TCP reset", false
-	case ruleset.RefuseOthers:
-		return "it is refused by ICMP port unreachable", false
-	case ruleset.DropCounted:
-		return "it is dropped", false
-	case ruleset.NoteRecent:
-		u, _ := statement[nft.Update](s.Rule)
-		return fmt.Sprintf("set %s notes that this Service port has a new connection", clean(u.Map)), true
-	case ruleset.CountForService:
-		return fmt.Sprintf("set %s counts it for the Service", setOf(s)), true
-	case ruleset.DropUnallocated:
-		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(),
-			rangeOf(s)), false
-	case ruleset.SpareNetworks:
-		return fmt.Sprintf("%s is in a network that the node is on or has routes to, or an API server's: it is let through",
-			s.Destination.Addr()), false
-	case ruleset.SpareServices:
-		return "these rules have translated it: it is let through", false
-	case ruleset.SpareDecided:
-		return fmt.Sprintf("%s is in the ServiceCIDR %s, and was let through before", s.Destination.Addr(), rangeOf(s)), true
-	case ruleset.SpareNothing:
-		return "it is for no network that the node reaches, and these rules have not translated it", true
-	case ruleset.DropUntranslated:
-		return fmt.Sprintf("%s is a cluster IP, and nothing has translated it: it is dropped", s.Destination.Addr()), false
-	}
-	return x.sayTranslation(p, s, w)
-}
-
-// sayTranslation is sayMatched for rules that choose an endpoint, and those after them.
-func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text string, minor bool) {
-	switch p {
-	case ruleset.FindClient:
-		return fmt.Sprintf("map %s remembers the client: it goes to %s", clean(setOf(s)), x.chosen(w)), false
-	case ruleset.NewClient:
-		return "the client is not remembered: it goes on to choose an endpoint", true
-	case ruleset.Choose, ruleset.ChooseFirst:
-		return fmt.Sprintf("map %s: it goes to %s", setOf(s), x.chosen(w)), false
-	case ruleset.GiveTimeouts:
-		set, _ := statement[nft.SetTimeout](s.Rule)
-		switch t := service.ParseTimeouts(set.Name); t.Protocol {
-		case service.UDP:
-			return fmt.Sprintf("its Service asks for time-outs: connection tracking forgets the flow %s after its last "+
-				"packet, or %s after it if nothing has answered", t.Replied, t.Unreplied), false
-		case service.TCP:
-			return fmt.Sprintf(
-				"its Service asks for a time-out: connection tracking forgets the connection %s after its last packet",
-				t.Established), false
-		}
-		return fmt.Sprintf("it gets the time-outs of the object %s", clean(set.Name)), false
-	case ruleset.DropUnchosen:
-		return "the map has none of the endpoints that this chain expects: it is dropped", false
-	case ruleset.FindLearner:
-		return "its Service port has session affinity, so the client will be remembered", true
-	case ruleset.Remember:
-		u, _ := statement[nft.Update](s.Rule)
-		return fmt.Sprintf("map %s remembers the client for %s", clean(u.Map), u.Timeout), false
-	case ruleset.MasqueradeMarked:
-		if _, marked := s.Rule[0].(nft.MatchMark); marked {
-			return "it carries the mark: it is masqueraded, so the endpoint sees an address of this node", false
-		}
-		return "it is masqueraded, so the endpoint sees an address of this node", false
-	case ruleset.MasqueradeHairpin:
-		return "the endpoint is the client's own pod: it is masqueraded, so that the answer comes back this way", false
-	case ruleset.Unmark:
-		return "the endpoint is on the node itself: the mark is cleared, and nothing is masqueraded", false
-	}
-	return s.Rule.Body().Text(s.Table.Family), true
-}
-
-// sayPassedOver says why a rule did not match.
-func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, minor bool) {
-	dst := endText(x.question.Packet, s.Destination)
-	switch p {
-	case ruleset.FindFrontend:
-		return fmt.Sprintf("map services does not have %s", dst), false
-	case ruleset.FindRanges:
-		return fmt.Sprintf("map port-ranges does not have %s", addressText(x.question.Packet, s.Destination)), false
-	case ruleset.FindInRanges:
-		return fmt.Sprintf("the ranges %s do not have port %d", x.portRangesText(s.Chain), s.Destination.Port()), false
-	case ruleset.FindPing:
-		if endedAt[nft.InSet](s) {
-			return fmt.Sprintf("set ping-addresses does not have %s: no Service with endpoints has the address, or it has "+
-				"source ranges", s.Destination.Addr()), false
-		}
-	case ruleset.RefuseUnknownPort:
-		if endedAt[nft.InSet](s) {
-			return fmt.Sprintf("%s is no cluster IP of a Service", s.Destination.Addr()), false
-		}
-		return fmt.Sprintf("%s is a cluster IP, of %s, but it is also an address of this node, which keeps its other ports",
-			s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
-	case ruleset.FindNodePort:
-		if !endedAt[nft.VMap](s) {
-			return fmt.Sprintf("%s is no address of this node that serves node ports", s.Destination.Addr()), false
-		}
-		return fmt.Sprintf("map node-ports does not have %s", portText(x.question.Packet)), false
-	case ruleset.FindOnLoopback:
-		if endedAt[nft.VMap](s) {
-			return fmt.Sprintf("map node-ports does not have %s", portText(x.question.Packet)), false
-		}
-		return "it is no connection of nftproxy to a node port, for a client on localhost", !s.Destination.Addr().IsLoopback()
-	case ruleset.AdmitSource:
-		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)),
-			false
-	case ruleset.ForPods:
-		if rules := x.contents.Chains[s.Chain].Rules; s.Number < len(rules) &&
-			ruleset.PurposeOf(rules[s.Number]) == ruleset.ForPods {
-			return x.condition(s), false // another range may have it
-		}
-		if slices.ContainsFunc(x.contents.Chains[s.Chain].Rules, func(r nft.Rule) bool {
-			return ruleset.PurposeOf(r) == ruleset.ForOtherPods
-		}) {
-			return x.condition(s) + ", so the client is not known to be a pod of this node", false
-		}
-		return x.condition(s) + ", so the client is no pod of the cluster", false
-	case ruleset.RefuseOtherPods:
-		if endedAt[nft.MatchLocal](s) {
-			return fmt.Sprintf("the packet does not come in by the interface that has the address %s, so the client may be a "+
-				"pod of this node", s.Destination.Addr()), false
-		}
-		if m, is := s.Rule[s.Last].(nft.MatchAddr); is && m.Field == nft.Daddr {
-			return fmt.Sprintf("pods of this node, too, may come in by the interface that has the address %s",
-				s.Destination.Addr()), false
-		}
-		return x.condition(s), false
-	case ruleset.ForOtherPods:
-		return x.condition(s), false
-	case ruleset.ForNode:
-		return "the client is not the node itself", false
-	case ruleset.ForOutsiders:
-		switch {
-		case strings.HasPrefix(setOf(s), "node-port"):
-			dst = portText(x.question.Packet)
-		case strings.HasPrefix(setOf(s), "range-"):
-			dst = addressText(x.question.Packet, s.Destination)
-		}
-		return fmt.Sprintf("map %s does not have %s: no endpoint is on this node", setOf(s), dst), false
-	case ruleset.MasqueradeMarked:
-		if endedAt[nft.MatchAddr](s) {
-			return fmt.Sprintf("%s is in a range of noMasqueradeCIDRs: it is not masqueraded", s.Destination.Addr()), false
-		}
-	case ruleset.MarkOutsiders:
-		return x.condition(s) + ", so the client is a pod, and is not to be masqueraded", false
-	case ruleset.FindClient:
-		if len(s.Lookups) > 0 {
-			return fmt.Sprintf("map %s does not remember the client %s", clean(setOf(s)), x.question.Packet.Src.Addr()), false
-		}
-	case ruleset.Choose, ruleset.ChooseFirst:
-		return fmt.Sprintf("map %s does not have %s, which this chain expects: another process has removed it, or the map "+
-			"changes at this moment", setOf(s), x.missing(s)), false
-	case ruleset.Remember:
-		if len(s.Lookups) > 0 && endedAt[nft.Update](s) {
-			return fmt.Sprintf("map %s is full: the client is not remembered", clean(setOf(s))), false
-		}
-	}
-	return "it does not match: " + s.Rule.Body().Text(s.Table.Family), true
 }
 
 // addressText is an address with the protocol, as ranges of ports are looked up.
@@ -285,18 +53,33 @@ func (x *explainer) portRangesText(chain string) string {
 	return x.elementsText(set)
 }
 
+// keyText is what a rule looks for in a map of frontends or ranges.
+func (x *explainer) keyText(s *nft.Step) string {
+	lookup, at := statement[nft.VMap](s.Rule)
+	switch {
+	case at >= 0 && !slices.Contains(lookup.Key, nft.Daddr):
+		return portText(x.question.Packet)
+	case at >= 0 && !slices.Contains(lookup.Key, nft.Dport):
+		return addressText(x.question.Packet, s.Destination)
+	}
+	return endText(x.question.Packet, s.Destination)
+}
+
 // sayFrontend says what a map of frontends has for the packet.
-func (x *explainer) sayFrontend(s *nft.Step, what string) string {
+func (x *explainer) sayFrontend(s *nft.Step) string {
 	for _, l := range s.Lookups {
 		if !l.Found || !l.Set.Verdicts {
 			continue
 		}
-		of := ""
+		of, what := "", endText(x.question.Packet, s.Destination)
 		if f := ruleset.NameInComment(l.Element.Comment); f.Service != "" {
 			of = ", of " + frontendText(f)
 		}
-		if l.Set.Key[0] != nft.Daddr {
+		switch {
+		case l.Set.Key[0] != nft.Daddr:
 			what = portText(x.question.Packet)
+		case x.purpose(s) == ruleset.FindInRanges:
+			what = addressText(x.question.Packet, s.Destination)
 		}
 		return fmt.Sprintf("map %s has %s%s: %s", l.Set.Name, what, of, verdictText(l.Element.Verdict))
 	}
