@@ -38,12 +38,19 @@ func (x *Index) cutOf(s *service.Service, p service.Protocol) cutoff {
 	return cutoff{}
 }
 
-// Advance tells the index the time. An index that is never told it leaves connections alone that are to be cut some
-// time after their endpoint has departed. Advance returns the scope of the flows that have become stale since the last
-// call by that. The time never goes back.
+// tell tells the index the time. It never goes back.
+func (x *Index) tell(now time.Time) {
+	if now.After(x.departed.now) {
+		x.departed.now = now
+	}
+}
+
+// Advance tells the index the time, and returns the scope of the flows that have become stale by that since the last
+// call. An index that is never told the time leaves connections alone that are to be cut some time after their endpoint
+// has departed.
 func (x *Index) Advance(now time.Time) Scope {
 	u := update{Index: x}
-	x.departed.now = now
+	x.tell(now)
 	for timed := &x.departed.timed; len(*timed) > 0 && !now.Before((*timed)[0].at); {
 		c := heap.Pop(timed).(timedCut)
 		if c.endpoints.Len() == 0 {

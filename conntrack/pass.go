@@ -96,7 +96,7 @@ func (c *Cleaner) clean(ctx context.Context, p *pass) (err error) {
 		p.run.Scanned++
 		c.recent.see(&f, p.start)
 		if f.Unacknowledged {
-			c.judge.index.departed.now = time.Now() // How long no packet has come depends on the second.
+			c.judge.index.tell(time.Now()) // How long no packet has come depends on the second.
 		}
 		if reason, full := c.judge.suspect(f); full {
 			return c.remove(ctx, p, reason)
