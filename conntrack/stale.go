@@ -149,7 +149,7 @@ func (x *Index) forbidden(o *owner, f *Flow, e *service.Endpoint) Reason {
 // and a client that takes the same source port again would meet the old entry.
 func unserved(s *service.Service, f *Flow, e *service.Endpoint) bool {
 	switch {
-	case serves(e):
+	case e.Serves():
 		return false
 	case f.Protocol == service.UDP:
 		return !preserved(s, e)
@@ -161,10 +161,6 @@ func unserved(s *service.Service, f *Flow, e *service.Endpoint) bool {
 func preserved(s *service.Service, e *service.Endpoint) bool {
 	return e.Terminating && s.Options.UDPHandling == service.UDPPreserve
 }
-
-// serves says that the endpoint answers what comes to it. One that terminates may do so,
-// although new connections go elsewhere.
-func serves(e *service.Endpoint) bool { return e.Ready || e.Serving }
 
 // orphaned judges an entry with DNAT whose destination no Service has. Our former
 // rules may have made it, or another program: Docker and the portmap plugin publish

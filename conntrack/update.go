@@ -307,7 +307,7 @@ func comparePorts(before, after *service.Port) portChange {
 		case is == nil:
 			gone = append(gone, *was)
 		case was != nil:
-			if !serves(is) && (serves(was) || was.Terminating && !is.Terminating) {
+			if !is.Serves() && (was.Serves() || was.Terminating && !is.Terminating) {
 				unready = append(unready, *was)
 			}
 			c.moved = c.moved || was.Node != is.Node

@@ -96,7 +96,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	p.addBeside(c)
-	d.close = append(d.close, func() { _ = p.left.Close() })
+	d.close = append(d.close, func() { _ = p.adjusted.Close() })
 	d.addTasks(ctx, c, p)
 	return d, nil
 }
@@ -129,7 +129,7 @@ type parts struct {
 	servers   []*health.Server
 
 	// What works beside it.
-	left        *ejecttable.Table
+	adjusted    *ejecttable.Table
 	ejector     *eject.Ejector
 	sweeper     *affinity.Sweeper
 	refused     *traffic.RefusalWatcher
@@ -199,8 +199,8 @@ func (p *parts) addTelling(c Config) (err error) {
 // addBeside makes what works beside the serving.
 func (p *parts) addBeside(c Config) {
 	r := p.reporter
-	p.left = ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
-	p.ejector = newEjector(c, p.outside, p.left, p.watcher, p.counts)
+	p.adjusted = ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
+	p.ejector = newEjector(c, p.outside, p.adjusted, p.watcher, p.counts)
 	p.sweeper = newSweeper(r, p.conn, p.counts, p.cleaner.CheckAll)
 	p.refused = traffic.NewRefusalWatcher(p.conn, r.refusalObserver(p.watcher, p.counts))
 	p.ports = listen.NewHealthPorts(listen.Config{

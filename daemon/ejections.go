@@ -33,16 +33,11 @@ func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher,
 	counts *metrics.Metrics) *eject.Ejector {
 	r := o.reporter
 	tell := r.ejectionObserver(w)
-	tellOthers := func(left service.Ejections) {
-		if err := table.SetLeft(left); err != nil {
-			r.log.Warn("get, explain and verify do not know which endpoints are left out", "err", err)
-		}
-	}
-	set := func(left service.Ejections) { w.SetEjections(left); tellOthers(left) }
-	config := eject.Config{Table: o.waiting, Mode: c.Eject, Set: set, Observe: func(report eject.Report) {
+	config := eject.Config{Table: o.waiting, Mode: c.Eject, Set: w.SetAdjustments}
+	config.Observe = func(report eject.Report) {
 		counts.ObserveEjections(report)
 		tell(report)
-	}}
+	}
 	if c.Eject == ejection.On {
 		config.Repeats = table.Repeats
 	}
@@ -71,18 +66,18 @@ func nodeFacts(n *service.Node, kubelet uint16) ejection.Facts {
 	return facts
 }
 
-// growthObserver tells other processes which endpoints have a part of their weight in the tables: when that changes,
+// adjustmentObserver tells other processes which endpoints have less than their weight in the tables: when that changes,
 // when another program has changed the ruleset, and at first, since an earlier process may have told something else.
-func (r reporter) growthObserver(table *ejecttable.Table) func(proxy.Sync) {
-	var told service.Growth
+func (r reporter) adjustmentObserver(table *ejecttable.Table) func(proxy.Sync) {
+	var told service.Adjustments
 	begun := false
 	return func(s proxy.Sync) {
-		if begun && s.Snapshot.Growth == told && !s.Check {
+		if begun && s.Snapshot.Adjustments == told && !s.Check {
 			return
 		}
-		begun, told = true, s.Snapshot.Growth
-		if err := table.SetGrowth(told); err != nil {
-			r.log.Warn("get, explain and verify do not know which endpoints are growing", "err", err)
+		begun, told = true, s.Snapshot.Adjustments
+		if err := table.Set(told); err != nil {
+			r.log.Warn("get, explain and verify do not know which endpoints are left out or growing", "err", err)
 		}
 	}
 }

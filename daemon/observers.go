@@ -35,8 +35,8 @@ func (p *parts) observers(ctx context.Context, c Config) observers {
 		settle: []func(proxy.Sync){
 			// The cleaner removes nothing until it knows the outcome.
 			cleanAfter(p.cleaner, c.Rules.Table),
-			// Who waits for the sync may ask another process at once which endpoints are growing.
-			r.growthObserver(p.left),
+			// Who waits for the sync may ask another process at once which endpoints are left out or growing.
+			r.adjustmentObserver(p.adjusted),
 		},
 		inform: []func(proxy.Sync){
 			func(proxy.Sync) { p.load.Synced() },

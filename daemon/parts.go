@@ -161,7 +161,7 @@ func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, 
 		}
 		return list
 	}
-	o.Retain, o.Former, o.TryTimeouts = c.RetainMissing, former, remembered(tryTimeouts, time.Now)
+	o.Retain, o.Former, o.TryTimeouts, o.SlowStart = c.RetainMissing, former, remembered(tryTimeouts, time.Now), true
 	w := watch.NewWatcher(o, out)
 	w.SetHostAddresses(addrs.Own, addrs.Shared, addrs.Broadcast...)
 	return w, nil

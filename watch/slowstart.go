@@ -11,10 +11,10 @@ import (
 // growing has the new endpoints of a snapshot have the part of their weight that they have now, and notes when that
 // changes next. It reports Services for whose new endpoints the node has no room. The caller holds the lock.
 func (w *Watcher) growing(s service.Snapshot) service.Snapshot {
-	if w.told {
+	if !w.opts.SlowStart {
 		return s
 	}
-	growth, next, refused := w.starts.Follow(s, w.now())
+	growing, next, refused := w.starts.Follow(s, w.now())
 	w.grows = next
 	if len(refused) > 0 {
 		d := &denials{index: w.index}
@@ -23,10 +23,7 @@ func (w *Watcher) growing(s service.Snapshot) service.Snapshot {
 		}
 		d.addOmitted()
 	}
-	if growth == s.Growth {
-		return s
-	}
-	w.index.builder.SetGrowth(growth)
+	w.index.builder.SetGrowing(growing)
 	return w.index.builder.Snapshot()
 }
 

@@ -21,6 +21,7 @@ func TestSlowStart(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		w, out := publisher()
+		w.opts.SlowStart = true
 		go w.loop(ctx)
 		object := dualStack(1)
 		object.Annotations = map[string]string{"nftproxy.io/slow-start": "20s"}
@@ -43,7 +44,7 @@ func TestSlowStart(t *testing.T) {
 			}
 			var words []string
 			for e := range update.Snapshot.Services.At("default/svc-1").Ports[0].Endpoints.All() {
-				words = append(words, fmt.Sprint(e.Share()/service.WholePart))
+				words = append(words, fmt.Sprint(e.Quarters()/4))
 			}
 			return strings.Join(words, " ")
 		}
@@ -93,6 +94,7 @@ func TestSlowStart(t *testing.T) {
 // whole weight, and a problem says so once, until there has been room again.
 func TestSlowStartBound(t *testing.T) {
 	w, out := publisher()
+	w.opts.SlowStart = true
 	var problems []Problem
 	w.opts.Report = func(p Problem) { problems = append(problems, p) }
 	object := dualStack(1)
@@ -120,8 +122,8 @@ func TestSlowStartBound(t *testing.T) {
 	}
 	update, _ := out.Take()
 	for e := range update.Snapshot.Services.At("default/svc-1").Ports[0].Endpoints.All() {
-		if e.Part != 0 {
-			t.Fatalf("%s has %d quarters of its weight", e.Addr, e.Part)
+		if e.Share != service.WholeShare {
+			t.Fatalf("%s has %s of its weight", e.Addr, e.Share)
 		}
 	}
 }

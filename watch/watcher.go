@@ -70,6 +70,8 @@ type Options struct {
 	// Settings are those that the rules start with: they say where pods are, and which addresses
 	// serve node ports.
 	Settings service.Settings
+	// SlowStart has new endpoints of Services that ask for it begin with a part of their weight.
+	SlowStart bool
 	// Networks finds the networks in the given ranges that the node is on or has routes to. It
 	// is called when the ServiceCIDRs change, and after RoutesChanged. It may be nil.
 	Networks func(ranges []netip.Prefix) []netip.Prefix
@@ -114,10 +116,8 @@ type Watcher struct {
 	// counted has the changes that the last update in the mailbox counts. covered has those
 	// of now, or of the last look that found no difference to that update's snapshot.
 	counted, covered service.Changes
-	// starts follows new endpoints, unless SetGrowth tells of them. grows is when they have more of their weight; zero for
-	// never.
+	// starts follows new endpoints, with Options.SlowStart. grows is when they have more of their weight; zero for never.
 	starts slowstart.Tracker
-	told   bool
 	grows  time.Time
 }
 
@@ -160,19 +160,10 @@ func (w *Watcher) SetHostAddresses(addrs, shared []netip.Addr, broadcast ...neti
 	w.change(func(ix *index) { ix.setHostAddresses(addrs, shared, broadcast) })
 }
 
-// SetEjections says which endpoints the node does without because they do not answer. It may be called at any time,
-// before and during a run, from any goroutine.
-func (w *Watcher) SetEjections(e service.Ejections) {
-	w.change(func(ix *index) { ix.builder.SetEjections(e) })
-}
-
-// SetGrowth says which endpoints are growing in place of what the watcher itself sees come. It may be called at any
-// time, before and during a run, from any goroutine.
-func (w *Watcher) SetGrowth(g service.Growth) {
-	w.change(func(ix *index) {
-		w.told = true
-		ix.builder.SetGrowth(g)
-	})
+// SetAdjustments says which endpoints have less than their weight, beside those that the watcher itself sees come. It
+// may be called at any time, before and during a run, from any goroutine.
+func (w *Watcher) SetAdjustments(a service.Adjustments) {
+	w.change(func(ix *index) { ix.builder.SetAdjustments(a) })
 }
 
 // RoutesChanged tells the watcher that the answer of Options.Networks may have changed. It may be

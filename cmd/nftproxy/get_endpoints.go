@@ -97,10 +97,7 @@ func (o *endpointOptions) run(cmd *cobra.Command, s inspect.Selection) error {
 		return err
 	}
 	defer r.conn.Close()
-	if r.Ejections, err = ejecttable.Left(o.table); err != nil {
-		return err
-	}
-	if r.Growth, err = ejecttable.Growth(o.table); err != nil {
+	if r.Adjustments, err = ejecttable.Read(o.table); err != nil {
 		return err
 	}
 	var connections *inspect.Connections

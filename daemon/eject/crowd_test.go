@@ -40,7 +40,7 @@ func TestOthersCrowd(t *testing.T) {
 		cpu := time.Duration(0)
 		e := newEjector(Config{
 			Table: connections, Mode: ejection.On, Observe: func(r Report) { cpu += r.CPU },
-			Set: func(left service.Ejections) {
+			Set: func(left service.Adjustments) {
 				if left.At("shop/web") != nil {
 					select {
 					case out <- time.Now():

@@ -36,7 +36,7 @@ type Config struct {
 	// Mode is that of Services that do not ask for one.
 	Mode ejection.Mode
 	// Set is called when other endpoints are to be left out.
-	Set func(service.Ejections)
+	Set func(service.Adjustments)
 	// Observe is called after each look, and after each step while something is suspected. It must not wait.
 	Observe func(Report)
 	// Connect tries to connect to addresses for ejection.Patience, and says whether one has answered; nil stands for the
@@ -103,7 +103,7 @@ type Ejector struct {
 	deaf           error
 	seen           *service.Snapshot // by the machine
 	verdict        ejection.Verdict
-	set            service.Ejections
+	set            service.Adjustments
 }
 
 type answered struct {
@@ -204,7 +204,7 @@ func (e *Ejector) work(ctx context.Context, s *service.Snapshot) {
 	if len(report.Added)+len(report.Returned) == 0 {
 		return
 	}
-	if next := e.verdict.Ejections(e.set); next.Len()+e.set.Len() > 0 {
+	if next := e.verdict.Adjustments(e.set); next.Len()+e.set.Len() > 0 {
 		e.set = next
 		e.config.Set(next)
 	}

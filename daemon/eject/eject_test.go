@@ -79,10 +79,10 @@ func TestEjector(t *testing.T) {
 		connections := &table{cpu: 10 * time.Millisecond}
 		var mu sync.Mutex
 		dead := map[netip.AddrPort]bool{endpointAt(1): true}
-		var set []service.Ejections
+		var set []service.Adjustments
 		e := newEjector(Config{
 			Table: connections, Mode: ejection.On, Observe: func(Report) {},
-			Set: func(e service.Ejections) { set = append(set, e) },
+			Set: func(e service.Adjustments) { set = append(set, e) },
 			Connect: func(ctx context.Context, to []netip.AddrPort) ejection.Answer {
 				mu.Lock()
 				silent := dead[to[0]]
@@ -153,7 +153,7 @@ func TestRepeats(t *testing.T) {
 					reports++
 				}
 			},
-			Set: func(service.Ejections) { left <- time.Now() },
+			Set: func(service.Adjustments) { left <- time.Now() },
 			Repeats: func() (uint64, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -239,7 +239,7 @@ func TestBudget(t *testing.T) {
 				}
 				left = len(r.Left)
 			},
-			Set: func(service.Ejections) {},
+			Set: func(service.Adjustments) {},
 			Connect: func(_ context.Context, to []netip.AddrPort) ejection.Answer {
 				connects.Add(1)
 				if !slices.Contains(dead, to[0]) {
@@ -282,7 +282,7 @@ func TestReport(t *testing.T) {
 		var noticed time.Duration
 		start := time.Now()
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.Report, Set: func(service.Ejections) {},
+			Table: connections, Mode: ejection.Report, Set: func(service.Adjustments) {},
 			Observe: func(r Report) {
 				if len(r.Added) > 0 {
 					noticed = time.Since(start)
@@ -331,7 +331,7 @@ func TestOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		connections := &table{}
-		e := newEjector(Config{Table: connections, Set: func(service.Ejections) {}, Observe: func(Report) {}})
+		e := newEjector(Config{Table: connections, Set: func(service.Adjustments) {}, Observe: func(Report) {}})
 		done := make(chan error)
 		go func() { done <- e.Run(ctx) }()
 		s := snapshot("own", "a", "b")
@@ -395,7 +395,7 @@ func TestHidden(t *testing.T) {
 		left := false
 		e := newEjector(Config{
 			Table: connections, Mode: ejection.On, Observe: func(Report) {},
-			Set: func(e service.Ejections) {
+			Set: func(e service.Adjustments) {
 				left = e.Len() > 0 && e.At("shop/web").Find(&service.Port{Protocol: service.TCP, Port: 80}, endpointAt(1)) != nil
 			},
 			Connect: func(_ context.Context, to []netip.AddrPort) ejection.Answer {

@@ -106,7 +106,7 @@ func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, fa
 // still get traffic, since the load balancer has to choose another node. The same holds for the count of all nodes.
 func (c *check) count(before *service.Service, node *service.Node, family ip.Family) {
 	countEndpoint := func(e *service.Endpoint, by int) {
-		if e == nil || !e.Ready || e.Drained() || !family.Has(e.Addr.Addr()) {
+		if e == nil || !e.Ready || e.Quarters() == 0 || !family.Has(e.Addr.Addr()) {
 			return
 		}
 		if c.anywhere += by; e.Node != node.Name {

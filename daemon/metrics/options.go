@@ -32,13 +32,8 @@ func (o *options) observe(s service.Snapshot) {
 			o.add(c.New, 1)
 		}
 	}
-	for c := range treap.Diff(o.snapshot.Growth, s.Growth) {
-		if c.HadOld {
-			o.growing.Sub(float64(len(*c.Old)))
-		}
-		if c.HasNew {
-			o.growing.Add(float64(len(*c.New)))
-		}
+	for c := range treap.Diff(o.snapshot.Adjustments, s.Adjustments) {
+		o.growing.Add(float64(c.New.Growing() - c.Old.Growing()))
 	}
 	o.snapshot = s
 }

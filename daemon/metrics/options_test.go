@@ -30,12 +30,12 @@ func TestServicesWithOption(t *testing.T) {
 			} else {
 				b.Set(c.Service)
 			}
-			b.SetGrowth(gen.Growth(rng, b.Snapshot()))
+			b.SetGrowing(gen.Growth(rng, b.Snapshot()))
 			snapshot := b.Snapshot()
 			m.Observe(proxy.Sync{Snapshot: snapshot})
 			growing := 0.0
-			for _, growers := range snapshot.Growth.All() {
-				growing += float64(len(*growers))
+			for _, adjusted := range snapshot.Adjustments.All() {
+				growing += float64(len(*adjusted))
 			}
 			if growing > 0 {
 				positive["growing"]++
@@ -70,7 +70,7 @@ func TestServicesWithOption(t *testing.T) {
 func weighted(s *service.Service) bool {
 	for i := range s.Ports {
 		for e := range s.Ports[i].Endpoints.All() {
-			if e.Weight.Number() != 100 || e.Part != 0 {
+			if e.Weight.Number() != 100 || e.Share != service.WholeShare {
 				return true
 			}
 		}

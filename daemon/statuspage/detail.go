@@ -273,11 +273,12 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 		node += " (this node)"
 	}
 	state := endpointState(e)
-	if why := d.view.snapshot.Ejections.At(d.service.Name).Find(p, e.Addr); e.Silent && why != nil {
-		state += " " + why.Text()
-	}
-	if growing := d.view.snapshot.Growth.At(d.service.Name).Find(p, e.Addr); growing != nil && e.TakesNew() {
-		state += ", growing " + growing.Text()
+	switch a := d.view.snapshot.Adjustments.At(d.service.Name).Find(p, e.Addr); {
+	case a == nil:
+	case e.Share == service.NoShare:
+		state += " " + a.Text()
+	case e.TakesNew():
+		state += ", growing " + a.Text()
 	}
 	if e.Nodes != "" {
 		state += "; hint: for nodes " + cut(string(e.Nodes), maxQuery)
@@ -294,12 +295,12 @@ func endpointState(e *service.Endpoint) string {
 	switch {
 	case e.Drained():
 		return "weight 0: no new connections"
+	case e.Share == service.NoShare:
+		return "left out, because it does not answer this node,"
 	case e.Ready && e.Weight != 0:
 		return fmt.Sprintf("ready, weight %d", e.Weight.Number())
 	case e.Ready:
 		return "ready"
-	case e.Silent:
-		return "left out, because it does not answer this node,"
 	case e.Terminating && e.Serving:
 		return "terminating, still serves"
 	case e.Terminating:

@@ -22,9 +22,9 @@ func TestEjectedShown(t *testing.T) {
 		}
 	}
 	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
-	left := service.NewNotes([]service.Ejection{{PortEndpoint: p.At(addr.Addr), Since: since,
+	left := service.NewAdjusted([]service.Adjustment{{PortEndpoint: p.At(addr.Addr), Share: service.NoShare, Since: since,
 		Why: "5 connections without answer, 2 tries of this node failed"}})
-	builder.SetEjections(service.Ejections{}.Set(s.Name, &left))
+	builder.SetAdjustments(service.Adjustments{}.Set(s.Name, left))
 	page := newPage()
 	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
 		page.Observe(s)
@@ -41,13 +41,12 @@ func TestGrowingShown(t *testing.T) {
 	builder := statuspagetest.Cluster()
 	s := builder.Snapshot().Services.At("a/serving")
 	p := &s.Ports[0]
-	var list []service.Growing
+	var list []service.Adjustment
 	for e := range p.Endpoints.All() {
-		list = append(list, service.Growing{PortEndpoint: p.At(e.Addr), Part: 1, Since: time.Date(2026, 11, 26, 12, 3, 7, 0,
-			time.UTC)})
+		list = append(list, service.Adjustment{PortEndpoint: p.At(e.Addr), Share: service.Quarter,
+			Since: time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)})
 	}
-	growers := service.NewNotes(list)
-	builder.SetGrowth(service.Growth{}.Set(s.Name, &growers))
+	builder.SetGrowing(service.Adjustments{}.Set(s.Name, service.NewAdjusted(list)))
 	page := newPage()
 	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
 		page.Observe(s)

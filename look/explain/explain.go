@@ -64,10 +64,8 @@ type Facts struct {
 	// names it.
 	Objects *service.Snapshot
 	Source  string
-	// Ejections are the endpoints that the node does without because they do not answer.
-	Ejections service.Ejections
-	// Growth has the endpoints that have a part of their weight in the tables, since they are new.
-	Growth service.Growth
+	// Adjustments are the endpoints that have less than their weight in the tables.
+	Adjustments service.Adjustments
 }
 
 // OtherTable is a table of another nftproxy than the one whose table the reader asks about.

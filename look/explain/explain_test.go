@@ -179,13 +179,13 @@ func TestDraws(t *testing.T) {
 func TestGrowing(t *testing.T) {
 	w := newWorld(t)
 	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
-	growers := service.NewNotes([]service.Growing{
+	adjusted := service.NewAdjusted([]service.Adjustment{
 		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.5:80")},
-			Part: 1, Since: since},
+			Share: service.Quarter, Since: since},
 		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.99:80")},
-			Part: 2, Since: since},
+			Share: service.Half, Since: since},
 	})
-	w.facts.Growth = w.facts.Growth.Set("ns/three", &growers)
+	w.facts.Adjustments = w.facts.Adjustments.Set("ns/three", adjusted)
 	const want = "endpoint 10.244.1.5:80 is growing since 12:03:07: 1/4 of its weight"
 	w.says("veth0 10.244.0.9:0 -> 10.96.0.7:80/tcp", explain.Endpoint, want)
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"

@@ -70,9 +70,10 @@ func (x *explainer) anywhere(p *service.Port) int {
 	ready, draining := 0, 0
 	for _, e := range x.endpointsOf(p) {
 		switch {
+		case !e.TakesNew():
 		case e.Ready:
 			ready++
-		case e.Serving && e.Terminating:
+		default:
 			draining++
 		}
 	}
@@ -92,14 +93,14 @@ func (x *explainer) withoutNode(p *service.Port) int {
 func (x *explainer) conditions(e *service.Endpoint) string {
 	text := "not ready"
 	switch {
+	case e.Share == service.NoShare:
+		text = "left out, because it does not answer this node"
 	case e.Terminating && e.Serving:
 		text = "terminating, and still serves"
 	case e.Terminating:
 		text = "terminating, and no longer serves"
 	case e.Ready:
 		text = "ready"
-	case e.Silent:
-		text = "left out, because it does not answer this node"
 	}
 	if e.Weight != 0 {
 		text += fmt.Sprintf(", of weight %d", e.Weight.Number())
@@ -138,7 +139,7 @@ func (x *explainer) whyThese(e *Explanation) {
 	ready, hintedHere, hintedZone := 0, 0, 0
 	node := x.snapshot().Node
 	for i := range all {
-		if all[i].Ready {
+		if all[i].Ready && all[i].TakesNew() {
 			ready++
 			hintedHere += boolInt(all[i].Nodes.Has(node.Name))
 			hintedZone += boolInt(all[i].Zones.Has(node.Zone))
@@ -164,12 +165,12 @@ func (x *explainer) whyThese(e *Explanation) {
 
 // leftOut names the endpoints of the port that the node does without because they do not answer, and counts them.
 func (x *explainer) leftOut(p *service.Port) (n int) {
-	for _, e := range x.facts.Ejections.At(service.Name(x.frontend.Service)).Of(p) {
-		if !x.family().Has(e.Addr.Addr()) {
+	for _, a := range x.facts.Adjustments.At(service.Name(x.frontend.Service)).Of(p) {
+		if a.Share != service.NoShare || !x.family().Has(a.Addr.Addr()) {
 			continue
 		}
 		if n++; n <= most {
-			x.cause("endpoint %s does not answer this node: left out %s", e.Addr, e.Text())
+			x.cause("endpoint %s does not answer this node: left out %s", a.Addr, a.Text())
 		}
 	}
 	return n
@@ -177,11 +178,11 @@ func (x *explainer) leftOut(p *service.Port) (n int) {
 
 // growing names the endpoints with a part of their weight among those that the packet may go to.
 func (x *explainer) growing(e *Explanation, p *service.Port) {
-	growers, n := x.facts.Growth.At(service.Name(x.frontend.Service)), 0
+	adjusted, n := x.facts.Adjustments.At(service.Name(x.frontend.Service)), 0
 	for i := range e.Endpoints {
-		if g := growers.Find(p, e.Endpoints[i].addr); g != nil && n < most {
+		if a := adjusted.Find(p, e.Endpoints[i].addr); a != nil && a.Share != service.NoShare && n < most {
 			n++
-			x.cause("endpoint %s is growing %s", g.Addr, g.Text())
+			x.cause("endpoint %s is growing %s", a.Addr, a.Text())
 		}
 	}
 }

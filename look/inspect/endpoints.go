@@ -128,10 +128,11 @@ func (t *Tables) endpointsOf(s *Selection, svc *service.Service, p *ruleset.Serv
 			endpoints = append(endpoints, a)
 		}
 	}
-	left := t.Ejections.At(svc.Name)
-	for _, e := range left.Of(p.Port) {
-		if lists[e.Addr].names == nil && !slices.Contains(endpoints, e.Addr) {
-			endpoints = append(endpoints, e.Addr)
+	adjusted := t.Adjustments.At(svc.Name)
+	for _, adjustment := range adjusted.Of(p.Port) {
+		a := adjustment.Addr
+		if adjustment.Share == service.NoShare && lists[a].names == nil && !slices.Contains(endpoints, a) {
+			endpoints = append(endpoints, a)
 		}
 	}
 	slices.SortFunc(endpoints, netip.AddrPort.Compare)
@@ -150,14 +151,17 @@ func (t *Tables) endpointsOf(s *Selection, svc *service.Service, p *ruleset.Serv
 			row.PortName = service.RangesText
 		}
 		row.Namespace, row.Service = svc.Name.Split()
-		if lists[a].names != nil {
+		served := lists[a].names != nil
+		if served {
 			local := t.onNode(p.Port, a)
 			row.State, row.Local = Active, &local
-			if growing := t.Growth.At(svc.Name).Find(p.Port, a); growing != nil {
-				row.State, row.Why = Growing, growing.Text()
-			}
-		} else if why := left.Find(p.Port, a); why != nil {
-			row.State, row.Why = LeftOut, why.Text()
+		}
+		switch adjustment := adjusted.Find(p.Port, a); {
+		case adjustment == nil:
+		case served && adjustment.Share != service.NoShare:
+			row.State, row.Why = Growing, adjustment.Text()
+		case !served && adjustment.Share == service.NoShare:
+			row.State, row.Why = LeftOut, adjustment.Text()
 		}
 		if connections != nil {
 			count := counts[a]

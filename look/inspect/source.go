@@ -78,7 +78,7 @@ func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses,
 	}
 	o.watcher = watch.NewWatcher(options, o.mailbox)
 	o.SetHostAddresses(addrs)
-	if err := o.ReadNotes(s.Rules.Table); err != nil {
+	if err := o.ReadAdjustments(s.Rules.Table); err != nil {
 		return nil, err
 	}
 	go func() { o.ended <- s.run(ctx, o.watcher) }()
@@ -153,19 +153,13 @@ func Unlisted(p watch.Problem) error {
 	return nil
 }
 
-// ReadNotes learns from the kernel which endpoints the tables with that name do not have because they do not answer the
-// node, and which have a part of their weight there since they are new.
-func (o *Objects) ReadNotes(table string) error {
-	left, err := ejecttable.Left(table)
+// ReadAdjustments learns from the kernel which endpoints have less than their weight in the tables with that name.
+func (o *Objects) ReadAdjustments(table string) error {
+	adjustments, err := ejecttable.Read(table)
 	if err != nil {
 		return err
 	}
-	growth, err := ejecttable.Growth(table)
-	if err != nil {
-		return err
-	}
-	o.watcher.SetEjections(left)
-	o.watcher.SetGrowth(growth)
+	o.watcher.SetAdjustments(adjustments)
 	return nil
 }
 

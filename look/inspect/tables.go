@@ -27,10 +27,8 @@ type Tables struct {
 	// Snapshot is what ruleset.ReadBack makes of the tables. conntrack.Index judges
 	// flows by it.
 	Snapshot service.Snapshot
-	// Ejections are the endpoints that the node does without because they do not answer. The tables do not have them.
-	Ejections service.Ejections
-	// Growth has the endpoints that have a part of their weight in the tables, since they are new.
-	Growth service.Growth
+	// Adjustments are the endpoints that have less than their weight in the tables, which do not have those without any.
+	Adjustments service.Adjustments
 
 	contents []*nft.Contents
 	// services are sorted by namespace and name.

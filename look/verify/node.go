@@ -126,7 +126,7 @@ func compareTwice(ctx context.Context, config ruleset.Config, dropInvalid bool, 
 			return 0, nil, 0, err
 		}
 		found.SetHostAddresses(addrs)
-		if err := found.ReadNotes(config.Table); err != nil {
+		if err := found.ReadAdjustments(config.Table); err != nil {
 			return 0, nil, 0, err
 		}
 	}

@@ -59,7 +59,7 @@ func (m *Machine) redo(now time.Time, name service.Name, w *watched) {
 	if s == nil || m.mode(s) == Off {
 		return
 	}
-	whole := s.Whole()
+	whole := m.snapshot.Unadjusted(name)
 	for i := range whole.Ports {
 		if whole.Ports[i].IsRange() {
 			continue
@@ -242,7 +242,7 @@ func (d *decision) leave(g gone) {
 	l, was := d.was[d.port.At(g.addr)]
 	if !was {
 		l = Left{Service: d.service.Name, Port: d.service.ID(d.port)}
-		l.Ejection = service.Ejection{PortEndpoint: d.port.At(g.addr), Since: d.now}
+		l.Adjustment = service.Adjustment{PortEndpoint: d.port.At(g.addr), Share: service.NoShare, Since: d.now}
 		if g.own != nil {
 			l.Why = g.own.why()
 		} else {

@@ -109,12 +109,12 @@ type Left struct {
 	// Port is the Service port's name for people, ID of service.Service.
 	Port string
 	Mode Mode
-	service.Ejection
+	service.Adjustment
 }
 
 func (l Left) compare(o Left) int {
 	return cmp.Or(cmp.Compare(l.Service, o.Service), cmp.Compare(l.Protocol, o.Protocol),
-		cmp.Compare(l.Ejection.Port, o.Ejection.Port), l.Addr.Compare(o.Addr))
+		cmp.Compare(l.Adjustment.Port, o.Adjustment.Port), l.Addr.Compare(o.Addr))
 }
 
 // Held is a Service port that keeps endpoints which do not answer.
@@ -146,22 +146,21 @@ type Unjudged struct {
 	Node, Why string
 }
 
-// Ejections has those of the Service ports with mode On.
-func (v Verdict) Ejections(last service.Ejections) service.Ejections {
-	lists := map[service.Name][]service.Ejection{}
+// Adjustments are those of the Service ports with mode On.
+func (v Verdict) Adjustments(last service.Adjustments) service.Adjustments {
+	lists := map[service.Name][]service.Adjustment{}
 	for _, l := range v.Left {
 		if l.Mode == On {
-			lists[l.Service] = append(lists[l.Service], l.Ejection)
+			lists[l.Service] = append(lists[l.Service], l.Adjustment)
 		}
 	}
-	next := service.Ejections{}
+	next := service.Adjustments{}
 	for name, list := range lists {
-		e := service.NewNotes(list)
-		if have := last.At(name); have != nil && slices.Equal(*have, e) {
-			next = next.Set(name, have)
-		} else {
-			next = next.Set(name, &e)
+		adjusted := service.NewAdjusted(list)
+		if have := last.At(name); have != nil && slices.Equal(*have, *adjusted) {
+			adjusted = have
 		}
+		next = next.Set(name, adjusted)
 	}
 	return next
 }

@@ -413,7 +413,7 @@ func (m *Machine) list(s *service.Service, matters func(*service.Endpoint) bool)
 		for chunk := range p.Endpoints.Chunks() {
 			for j := range chunk {
 				e := &chunk[j]
-				if !matters(e) || !there(e) {
+				if !matters(e) || !e.Ready {
 					continue
 				}
 				w := m.services[s.Name]
@@ -438,9 +438,6 @@ func (m *Machine) list(s *service.Service, matters func(*service.Endpoint) bool)
 		}
 	}
 }
-
-// there says that the API has the endpoint as ready.
-func there(e *service.Endpoint) bool { return e.Ready || e.Silent }
 
 // why says in words why an endpoint is left out.
 func (e *endpoint) why() string {

@@ -52,7 +52,7 @@ func TestReport(t *testing.T) {
 	w.dead["a"] = true
 	w.run(30*time.Second, w.traffic("shop/web"))
 	w.wantLeft("shop/web:web 11.1.0.1:8080")
-	if n := w.builder.Snapshot().Ejections.Len(); n != 0 {
+	if n := w.builder.Snapshot().Adjustments.Len(); n != 0 {
 		t.Errorf("%d Services do without an endpoint", n)
 	}
 	w.modes["shop/web"] = ejection.Off
@@ -411,7 +411,8 @@ func TestChangedSlice(t *testing.T) {
 	w.edit("shop/web", func(i int, e *service.Endpoint) { e.Ready = i != 1 })
 	w.run(tick, func(int) {})
 	w.wantLeft()
-	if e := w.builder.Snapshot().Services.At("shop/web").Ports[0].Endpoints.Few()[1]; e.Ready || e.Silent {
+	if e := w.builder.Snapshot().Services.At("shop/web").Ports[0].Endpoints.Few()[1]; e.Ready ||
+		e.Share == service.NoShare {
 		t.Errorf("the endpoint is %+v", e)
 	}
 }

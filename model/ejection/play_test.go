@@ -189,7 +189,7 @@ func (p *play) change(name service.Name, change func(*service.Endpoint)) {
 func (p *play) ask() {
 	for _, name := range p.services {
 		s := p.builder.Snapshot().Services.At(name)
-		whole := s.Whole()
+		whole := p.builder.Snapshot().Unadjusted(name)
 		c := whole.Choose(&whole.Ports[0], p.builder.Node(), ip.V4)
 		for e := range s.Ports[0].Endpoints.All() {
 			k := key{name, e.Addr}
@@ -202,13 +202,13 @@ func (p *play) ask() {
 			if !p.silent(e.Addr, "client") {
 				p.met[e.Addr] = false
 			}
-			if e.Silent {
+			if e.Share == service.NoShare {
 				p.outs++
 			}
-			if p.lasts(p.answers, k, answers && e.Silent, 10*time.Second) {
+			if p.lasts(p.answers, k, answers && e.Share == service.NoShare, 10*time.Second) {
 				p.fail(k, "answers, and is left out")
 			}
-			if p.lasts(p.owed, k, e.Ready && p.owes(name, s, &c, e), 5*time.Second) {
+			if p.lasts(p.owed, k, e.Ready && e.Share != service.NoShare && p.owes(name, s, &c, e), 5*time.Second) {
 				p.fail(k, "is dead, and not left out")
 			}
 		}
@@ -242,7 +242,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *service.Choice, e 
 		out, taker := 0, false
 		for a := range list.All() {
 			other := s.Ports[0].Endpoints.Find(service.Endpoint{Addr: a})
-			out += boolInt(other.Silent)
+			out += boolInt(other.Share == service.NoShare)
 			taker = taker || a == e.Addr
 			here := c.OnNode.Find(a) != nil
 			if at, up := p.up[a]; up && p.now.Sub(at) >= 10*time.Second {

@@ -208,7 +208,7 @@ func (w *world) step() {
 	if slices.Equal(before, w.verdict.Left) {
 		return
 	}
-	w.builder.SetEjections(w.verdict.Ejections(w.builder.Snapshot().Ejections))
+	w.builder.SetAdjustments(w.verdict.Adjustments(w.builder.Snapshot().Adjustments))
 	out := map[netip.AddrPort]bool{}
 	for _, l := range w.verdict.Left {
 		out[l.Addr] = l.Mode == ejection.On

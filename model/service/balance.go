@@ -60,7 +60,7 @@ func (s *Service) Slots(p *Port, family ip.Family) int {
 	weights := make([]uint32, 0, n)
 	for e := range p.Endpoints.All() {
 		if family.Has(e.Addr.Addr()) {
-			weights = append(weights, e.Share())
+			weights = append(weights, e.Quarters())
 		}
 	}
 	return max(n, slots.DrawnSize(weights, s.MaxSlots()))

@@ -28,6 +28,8 @@ type Builder struct {
 	sourceLists quota[sourceListKey]
 	rangeLists  quota[RangesByProtocol]
 	claims      claims
+	// told are the adjustments by SetAdjustments, and growing those by SetGrowing.
+	told, growing Adjustments
 }
 
 // NewBuilder starts from a snapshot without services. One service may have
@@ -232,6 +234,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 	var without *WithoutAffinity
 	var closed *ClosedSources
 	var unserved *UnservedRanges
+	var adjusted *Adjusted
 	if s != nil {
 		served = s
 		if without = b.affinity.reasonWithout(s); without != nil {
@@ -252,7 +255,8 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 		if !b.rangeLists.admits(s) {
 			served, unserved = served.withoutRanges(), &UnservedRanges{b.rangeLists.limit}
 		}
-		served = served.without(b.snapshot.Ejections.At(name)).grown(b.snapshot.Growth.At(name), b.limit)
+		adjusted = b.told.At(name).over(b.growing.At(name))
+		served = served.adjusted(adjusted, b.limit)
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without,
@@ -263,6 +267,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 	b.snapshot.UnservedRanges = setUnlessEqual(b.snapshot.UnservedRanges, name, unserved, func(a, b *UnservedRanges) bool {
 		return *a == *b
 	})
+	b.snapshot.Adjustments = setUnlessEqual(b.snapshot.Adjustments, name, adjusted, (*Adjusted).equal)
 	if served == s {
 		return s
 	}

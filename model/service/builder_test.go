@@ -95,11 +95,11 @@ func TestOrderDoesNotMatter(t *testing.T) {
 				delete(set, c.Name)
 			}
 			if growth.IntN(20) == 0 {
-				b.SetGrowth(gen.Growth(growth, b.Snapshot()))
+				b.SetGrowing(gen.Growth(growth, b.Snapshot()))
 			}
 		}
 		fresh := service.NewBuilder(gen.PlainNode())
-		fresh.SetGrowth(b.Snapshot().Growth)
+		fresh.SetGrowing(b.Snapshot().Adjustments)
 		sameAfresh(t, rng, b, fresh, set)
 	})
 }

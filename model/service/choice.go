@@ -185,13 +185,13 @@ const (
 	weighted
 )
 
-// traits says what matters of the endpoint here; 0 for one that gets no connections, as one of weight 0. An
-// endpoint without nodeName may run on any node. The node's podCIDRs go before the
-// nodeName, which whoever writes the slice may have wrong.
+// traits says what matters of the endpoint here; 0 for one that gets no connections, as one of weight 0 or one that is
+// left out. An endpoint without nodeName may run on any node. The node's podCIDRs go before the nodeName, which whoever
+// writes the slice may have wrong.
 func (p *place) traits(e *Endpoint) traits {
 	var t traits
 	switch {
-	case !p.family.Has(e.Addr.Addr()), e.Drained():
+	case !p.family.Has(e.Addr.Addr()), e.Quarters() == 0:
 		return 0
 	case e.Ready:
 		t = ready

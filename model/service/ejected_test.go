@@ -29,20 +29,20 @@ func TestEjections(t *testing.T) {
 		choice := served.Choose(&served.Ports[port], b.Node(), ip.V4)
 		return choice.Cluster.Len()
 	}
-	e := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
-		Addr: first}, Since: time.Unix(1, 0), Why: "silent"}})
-	b.SetEjections(service.Ejections{}.Set(s.Name, &e))
+	e := service.NewAdjusted([]service.Adjustment{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: first}, Share: service.NoShare, Since: time.Unix(1, 0), Why: "silent"}})
+	b.SetAdjustments(service.Adjustments{}.Set(s.Name, e))
 	if web, admin := chosen(0), chosen(1); web != 1 || admin != 2 {
 		t.Errorf("%d and %d endpoints are chosen, want 1 and 2", web, admin)
 	}
 	served := b.Snapshot().Services.At(s.Name)
-	if got := served.Ports[0].Endpoints.Find(service.Endpoint{Addr: first}); got.Ready || got.Serving || !got.Silent {
+	if got := served.Ports[0].Endpoints.Find(service.Endpoint{Addr: first}); got.TakesNew() || got.Serves() || !got.Ready {
 		t.Errorf("the endpoint is %+v", *got)
 	}
-	if why := b.Snapshot().Ejections.At(s.Name).Find(&served.Ports[0], first); why == nil || why.Why != "silent" {
+	if why := b.Snapshot().Adjustments.At(s.Name).Find(&served.Ports[0], first); why == nil || why.Why != "silent" {
 		t.Errorf("the reason is %v", why)
 	}
-	if b.Service(s.Name) != s || s.Ports[0].Endpoints.Find(service.Endpoint{Addr: first}).Silent {
+	if b.Service(s.Name) != s || s.Ports[0].Endpoints.Find(service.Endpoint{Addr: first}).Share != service.WholeShare {
 		t.Error("the source's Service is another")
 	}
 	// A change of the Service keeps it, and the same value again keeps the pointer.
@@ -54,7 +54,7 @@ func TestEjections(t *testing.T) {
 	}
 	b.Set(s)
 	b.Snapshot()
-	b.SetEjections(service.Ejections{})
+	b.SetAdjustments(service.Adjustments{})
 	if after := b.Snapshot(); after.Services.At(s.Name) != before.Services.At(s.Name) {
 		t.Error("the Service is not the one from before")
 	}

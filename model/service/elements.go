@@ -103,7 +103,7 @@ func (s *Service) demand(limit int) elementDemand {
 		all = max(all, min(limit, fitted.elements(fitted.Slots)))
 	}
 	if s.Options.SlowStart > 0 {
-		all = max(all, min(limit, WholePart*plain))
+		all = max(all, min(limit, int(WholeShare.Quarters())*plain))
 	}
 	return elementDemand{plain: max(0, plain-UncountedElements), slots: all - plain}
 }

@@ -27,8 +27,8 @@ func MergeEndpoints(endpoints []Endpoint) Endpoints {
 			return c
 		}
 		return cmp.Or(b.rank()-a.rank(), compareBools(a.Node == "", b.Node == ""), strings.Compare(a.Node, b.Node),
-			cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones), cmp.Compare(a.Weight, b.Weight),
-			cmp.Compare(a.Part, b.Part))
+			cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones), compareBools(a.Weight != 0, b.Weight != 0),
+			cmp.Compare(a.Weight, b.Weight), cmp.Compare(a.Share, b.Share))
 	})
 	return sorted.Of(slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr }))
 }
@@ -39,10 +39,10 @@ func (e Endpoint) rank() int {
 	if !e.Terminating {
 		rank += 4
 	}
-	if e.Ready {
+	if e.Ready && e.Share != NoShare {
 		rank += 2
 	}
-	if e.Serving {
+	if e.Serving && e.Share != NoShare {
 		rank++
 	}
 	return rank
@@ -52,17 +52,23 @@ func (e Endpoint) rank() int {
 func (e *Endpoint) Drained() bool { return e.Weight == NewWeight(0) }
 
 // weighted says that the endpoint has another weight than the default one, or a part of it.
-func (e *Endpoint) weighted() bool { return e.Weight != 0 || e.Part != 0 }
-
-// Share is the endpoint's share of new connections, beside those of others: its weight in units of which a weight of 1
-// has WholePart, so that each part of each weight is a whole number.
-func (e *Endpoint) Share() uint32 {
-	return uint32(e.Weight.Number()) * uint32(cmp.Or(e.Part, WholePart))
+func (e *Endpoint) weighted() bool {
+	return e.Weight != 0 || e.Share != WholeShare && e.Share != NoShare
 }
 
-// TakesNew says that the endpoint's conditions let it get new connections, at least while no better endpoint does. A
-// nil one gets none.
-func (e *Endpoint) TakesNew() bool { return e != nil && (e.Ready || e.Serving && e.Terminating) }
+// Quarters is what the endpoint weighs on this node: the quarters of its weight that it has. Each share of each weight
+// is a whole number of them.
+func (e *Endpoint) Quarters() uint32 { return uint32(e.Weight.Number()) * e.Share.Quarters() }
+
+// TakesNew says that the endpoint's conditions let it get new connections, at least while no better endpoint does. One
+// that is left out gets none, and nor does a nil one.
+func (e *Endpoint) TakesNew() bool {
+	return e != nil && e.Share != NoShare && (e.Ready || e.Serving && e.Terminating)
+}
+
+// Serves says that the endpoint answers what comes to it. One that terminates may do so, although new connections go
+// elsewhere.
+func (e *Endpoint) Serves() bool { return e.Share != NoShare && (e.Ready || e.Serving) }
 
 // endpointsAt yields the endpoints of one address, whatever their ports are.
 func (p *Port) endpointsAt(a netip.Addr) iter.Seq[Endpoint] {

@@ -10,14 +10,13 @@ import (
 )
 
 // growingOf has the endpoints with these numbers growing, at TCP port 80 of the Service.
-func growingOf(name service.Name, part uint8, numbers ...byte) service.Growth {
-	var list []service.Growing
+func growingOf(name service.Name, quarters uint32, numbers ...byte) service.Adjustments {
+	var list []service.Adjustment
 	for _, n := range numbers {
-		list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
-			Addr: endpointAt(n)}, Part: part, Since: time.Unix(1, 0)})
+		list = append(list, service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+			Addr: endpointAt(n)}, Share: service.ShareOf(quarters), Since: time.Unix(1, 0)})
 	}
-	growers := service.NewNotes(list)
-	return service.Growth{}.Set(name, &growers)
+	return service.Adjustments{}.Set(name, service.NewAdjusted(list))
 }
 
 func endpointAt(n byte) netip.AddrPort {
@@ -43,7 +42,7 @@ func growable(n int, weight service.Weight) *service.Service {
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		weight uint16
-		part   uint8
+		part   uint32
 		want   uint32 // in quarters
 	}{
 		{100, 1, 100}, {100, 2, 200}, {65535, 1, 65535}, {7, 1, 7}, {7, 2, 14}, {1, 1, 1}, {1, 2, 2}, {0, 1, 0},
@@ -52,18 +51,18 @@ func TestGrowth(t *testing.T) {
 		b, s := service.NewBuilder(service.Node{Name: "n"}), growable(3, service.NewWeight(c.weight))
 		b.Set(s)
 		before := b.Snapshot()
-		b.SetGrowth(growingOf(s.Name, c.part, 1, 77))
+		b.SetGrowing(growingOf(s.Name, c.part, 1, 77))
 		weight := func(port int, n byte) uint32 {
-			return b.Snapshot().Services.At(s.Name).Ports[port].Endpoints.Find(service.Endpoint{Addr: endpointAt(n)}).Share()
+			return b.Snapshot().Services.At(s.Name).Ports[port].Endpoints.Find(service.Endpoint{Addr: endpointAt(n)}).Quarters()
 		}
 		if got := weight(0, 1); got != c.want {
 			t.Errorf("%d/4 of %d is %d quarters, want %d", c.part, c.weight, got, c.want)
 		}
-		if whole := service.WholePart * uint32(c.weight); weight(0, 0) != whole || weight(1, 1) != whole ||
+		if whole := 4 * uint32(c.weight); weight(0, 0) != whole || weight(1, 1) != whole ||
 			b.Service(s.Name) != s {
 			t.Errorf("others have %d and %d quarters, want those of %d", weight(0, 0), weight(1, 1), c.weight)
 		}
-		if b.SetGrowth(service.Growth{}); b.Snapshot().Services.At(s.Name) != before.Services.At(s.Name) {
+		if b.SetGrowing(service.Adjustments{}); b.Snapshot().Services.At(s.Name) != before.Services.At(s.Name) {
 			t.Error("the grown Service is another one")
 		}
 	}
@@ -80,7 +79,7 @@ func TestGrowthBounded(t *testing.T) {
 		if len(whole.Ports) != 2 {
 			t.Fatalf("limit %d: the Service has not all of its ports without growth", limit)
 		}
-		b.SetGrowth(growingOf(s.Name, 1, 99))
+		b.SetGrowing(growingOf(s.Name, 1, 99))
 		grown := b.Snapshot().Services.At(s.Name)
 		elements := len(grown.ClusterIPs)
 		for i := range grown.Ports {

@@ -228,6 +228,9 @@ func (s *Service) fillRanges() {
 		}
 		for e := range s.Ports[i].Endpoints.All() {
 			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), 0)
+			if e.Share != NoShare {
+				e.Share = WholeShare
+			}
 			all = append(all, e)
 		}
 	}

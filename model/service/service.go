@@ -168,40 +168,27 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions, with
 	// the API's defaults (true, true, false) filled in.
 	Ready, Serving, Terminating bool
-	// Silent says that the slice has the endpoint as ready, but this node does without it since it gets no answer
-	// (Ejection). It is neither Ready nor Serving then.
-	Silent bool
 	// Nodes and Zones are the endpoint's hints: the nodes and zones that it is meant
 	// for. Empty for none.
 	Nodes, Zones Hints
 	// Weight is its share of new connections, beside those of the others.
 	Weight Weight
-	// Part of WholePart of the weight is in force while the endpoint is growing (Growing); 0 for all of it.
-	Part uint8
+	// Share is how much of the weight counts on this node (Adjustment). Objects do not tell it.
+	Share Share
 }
 
-// Weight is an endpoint's weight. The zero value is DefaultWeight.
-type Weight uint32
+// Weight is an endpoint's weight, as the difference to DefaultWeight: so the zero value is the default one.
+type Weight int32
 
 // DefaultWeight is the weight of an endpoint whose slice names none, as in Cilium.
 const DefaultWeight = 100
 
 // NewWeight returns the weight of a number; 0 is that of an endpoint which gets no new connections and keeps those that
 // it has.
-func NewWeight(n uint16) Weight {
-	if n == DefaultWeight {
-		return 0
-	}
-	return Weight(n) + 1
-}
+func NewWeight(n uint16) Weight { return Weight(n) - DefaultWeight }
 
 // Number returns the number, 0 to 65535.
-func (w Weight) Number() uint16 {
-	if w == 0 {
-		return DefaultWeight
-	}
-	return uint16(w - 1)
-}
+func (w Weight) Number() uint16 { return uint16(w + DefaultWeight) }
 
 // Hints is a list of node or zone names, sorted, with commas between them. It is one
 // string so that endpoints can be compared.

@@ -41,10 +41,8 @@ type Snapshot struct {
 	ClosedSources treap.Map[Name, *ClosedSources]
 	// UnservedRanges says why a service that asks for port ranges has none in Services.
 	UnservedRanges treap.Map[Name, *UnservedRanges]
-	// Ejections says of the endpoints that are Silent in Services since when, and why.
-	Ejections Ejections
-	// Growth says which endpoints in Services have only a part of their weight yet.
-	Growth Growth
+	// Adjustments says which endpoints in Services have less than their weight, since when, and why.
+	Adjustments Adjustments
 }
 
 // Claim is the right to something that only one service can have: an address with

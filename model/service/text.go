@@ -180,7 +180,7 @@ func (e Endpoint) conditions() string {
 	for _, c := range []struct {
 		set  bool
 		name string
-	}{{e.Ready, " ready"}, {e.Serving, " serving"}, {e.Terminating, " terminating"}, {e.Silent, " silent"}} {
+	}{{e.Ready, " ready"}, {e.Serving, " serving"}, {e.Terminating, " terminating"}} {
 		if c.set {
 			b.WriteString(c.name)
 		}
@@ -194,8 +194,8 @@ func (e Endpoint) conditions() string {
 	if e.Weight != 0 {
 		fmt.Fprintf(&b, " weight=%d", e.Weight.Number())
 	}
-	if e.Part != 0 {
-		fmt.Fprintf(&b, " part=%d", e.Part)
+	if e.Share != WholeShare {
+		fmt.Fprintf(&b, " share=%s", e.Share)
 	}
 	return b.String()
 }

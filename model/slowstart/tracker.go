@@ -40,7 +40,7 @@ type Tracker struct {
 	// all and of count the endpoints of these Services, and of those in each namespace.
 	all int
 	of  map[string]int
-	set service.Growth
+	set service.Adjustments
 	// next is the tick at which the first of them is due, or an earlier one; zero if nothing grows.
 	next time.Time
 }
@@ -57,8 +57,8 @@ type fresh struct {
 // Follow takes the Services as they are at a time, and returns what grows then. next is when to call it again although
 // no Service has changed; it is zero if nothing grows. refused has the Services that are beyond the bounds with
 // endpoints that came now, and were within them with those that came before. Between two ticks the cost grows with the
-// change. Services of which nothing has changed keep their pointers.
-func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Growth, next time.Time,
+// change.
+func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growing service.Adjustments, next time.Time,
 	refused []service.Name) {
 	if t.fresh == nil {
 		t.fresh, t.full, t.of = map[service.Name]*fresh{}, map[service.Name]bool{}, map[string]int{}
@@ -98,32 +98,20 @@ func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Grow
 
 // step finds the present steps of Services.
 func (t *Tracker) step(names []service.Name, now time.Time) {
-	edits := map[service.Name]*service.Growers{}
+	edits := map[service.Name]*service.Adjusted{}
 	for _, name := range names {
-		have, f := t.set.At(name), t.fresh[name]
-		if have != nil {
-			edits[name] = nil
-		}
+		edits[name] = nil
+		f := t.fresh[name]
 		if f == nil {
 			continue
 		}
-		list := f.growing(t.last.Services.At(name), now)
-		if len(f.since) == 0 {
+		if edits[name] = f.growing(t.last.Services.At(name), now); len(f.since) == 0 {
 			t.forget(name)
 			continue
 		}
 		t.wake(f.due)
-		switch {
-		case len(list) == 0:
-			continue
-		case have == nil || !slices.Equal(*have, list):
-			have = &list
-		}
-		edits[name] = have
 	}
-	if len(edits) > 0 {
-		t.set = t.set.Apply(treap.Edits(edits))
-	}
+	t.set = t.set.Apply(treap.Edits(edits))
 	if len(t.fresh) == 0 {
 		t.next = time.Time{}
 	}
@@ -209,43 +197,46 @@ func takes(e *service.Endpoint) bool { return e.TakesNew() && !e.Drained() }
 // quarter of its weight in the first half of the time, and a half in the second. The greatest part that any ready
 // endpoint of a port and family has counts as the whole there: so endpoints that are equally new do not wait. It notes
 // when the first of them has more.
-func (f *fresh) growing(s *service.Service, now time.Time) service.Growers {
-	var list []service.Growing
+func (f *fresh) growing(s *service.Service, now time.Time) *service.Adjusted {
+	var list []service.Adjustment
 	whole, since := s.Options.SlowStart, map[service.PortEndpoint]time.Time{}
 	f.due = time.Time{}
 	for i := range s.Ports {
 		p, first := &s.Ports[i], len(list)
-		var ready, any ip.PerFamily[uint8]
+		var ready, any ip.PerFamily[uint32]
 		for e := range p.Endpoints.All() {
 			if !takes(&e) {
 				continue
 			}
-			at, part := p.At(e.Addr), uint8(service.WholePart)
+			at, share := p.At(e.Addr), service.WholeShare
 			if began, isNew := f.since[at]; isNew && now.Sub(began) < whole {
 				next := began.Add(whole / 2)
-				if part = 1; !now.Before(next) {
-					part, next = 2, began.Add(whole)
+				if share = service.Quarter; !now.Before(next) {
+					share, next = service.Half, began.Add(whole)
 				}
 				if f.due.IsZero() || next.Before(f.due) {
 					f.due = next
 				}
 				since[at] = began
-				list = append(list, service.Growing{PortEndpoint: at, Part: part, Since: began})
+				list = append(list, service.Adjustment{PortEndpoint: at, Share: share, Since: began})
 			}
 			greatest := any.Of(ip.Of(e.Addr.Addr()))
-			if *greatest = max(*greatest, part); e.Ready {
+			if *greatest = max(*greatest, share.Quarters()); e.Ready {
 				greatest = ready.Of(ip.Of(e.Addr.Addr()))
-				*greatest = max(*greatest, part)
+				*greatest = max(*greatest, share.Quarters())
 			}
 		}
 		for j := range list[first:] {
 			g := &list[first+j]
 			family := ip.Of(g.Addr.Addr())
-			g.Part = min(service.WholePart, g.Part*service.WholePart/cmp.Or(*ready.Of(family), *any.Of(family)))
+			all := service.WholeShare.Quarters()
+			g.Share = service.ShareOf(min(all, g.Share.Quarters()*all/cmp.Or(*ready.Of(family), *any.Of(family))))
 		}
 	}
 	f.since = since
-	return service.NewNotes(slices.DeleteFunc(list, func(g service.Growing) bool { return g.Part == service.WholePart }))
+	return service.NewAdjusted(slices.DeleteFunc(list, func(g service.Adjustment) bool {
+		return g.Share == service.WholeShare
+	}))
 }
 
 // Growing is the number of Services that have new endpoints.

@@ -86,10 +86,10 @@ func TestTracker(t *testing.T) {
 		if len(refused) > 0 {
 			t.Errorf("step %d: refused %v", i, refused)
 		}
-		builder.SetGrowth(growth)
+		builder.SetGrowing(growth)
 		var got []string
 		for e := range builder.Snapshot().Services.At("default/web").Ports[0].Endpoints.All() {
-			got = append(got, strings.TrimPrefix(fmt.Sprintf("%v=%d", e.Addr.Addr(), e.Share()/service.WholePart), "10.0.0."))
+			got = append(got, strings.TrimPrefix(fmt.Sprintf("%v=%d", e.Addr.Addr(), e.Quarters()/4), "10.0.0."))
 		}
 		if text := strings.Join(got, " "); text != step.want {
 			t.Errorf("step %d: %s, want %s", i, text, step.want)
@@ -102,7 +102,7 @@ func TestTracker(t *testing.T) {
 			t.Errorf("step %d: next after %d s, want %d", i, due, step.next)
 		}
 		for e := range builder.Snapshot().Services.At("default/plain").Ports[0].Endpoints.All() {
-			if e.Part != 0 {
+			if e.Share != service.WholeShare {
 				t.Errorf("step %d: %v of the Service that asks for nothing has a part of its weight", i, e.Addr)
 			}
 		}
@@ -123,7 +123,7 @@ func TestTrackerRandom(t *testing.T) {
 		check := func() {
 			t.Helper()
 			growth, due, refused := tracker.Follow(builder.Snapshot(), now)
-			builder.SetGrowth(growth)
+			builder.SetGrowing(growth)
 			next = due
 			seen["refused"] += len(refused)
 			snapshot, total := builder.Snapshot(), 0
@@ -139,12 +139,12 @@ func TestTrackerRandom(t *testing.T) {
 				if s == nil || s.Options.SlowStart == 0 {
 					t.Fatalf("seed %d: %s does not ask for it", seed, name)
 				}
-				younger := slices.SortedFunc(slices.Values(*growers), func(a, b service.Growing) int {
+				younger := slices.SortedFunc(slices.Values(*growers), func(a, b service.Adjustment) int {
 					return b.Since.Compare(a.Since)
 				})
 				for i, g := range younger {
-					seen[fmt.Sprint("part ", g.Part)]++
-					if g.Part < younger[max(0, i-1)].Part || g.Part < 1 || g.Part >= service.WholePart ||
+					seen[fmt.Sprint("part ", g.Share)]++
+					if g.Share > younger[max(0, i-1)].Share || g.Share == service.NoShare || g.Share == service.WholeShare ||
 						now.Sub(g.Since) >= s.Options.SlowStart+slowstart.Tick {
 						t.Fatalf("seed %d: at %v %s has %+v", seed, now, name, younger)
 					}
@@ -207,7 +207,7 @@ func TestTrackerRandom(t *testing.T) {
 			t.Fatalf("seed %d: %d Services are followed in the end", seed, tracker.Growing())
 		}
 	}
-	for _, what := range []string{"part 1", "part 2", "refused"} {
+	for _, what := range []string{"part 1/4", "part 2/4", "refused"} {
 		if seen[what] == 0 {
 			t.Errorf("there was no %s: %v", what, seen)
 		}

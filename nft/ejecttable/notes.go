@@ -21,7 +21,7 @@ import (
 
 // The names of the sets. Each has a text for each endpoint, "shop/web TCP 80 10.0.0.1:8080 1795694587 5 connections
 // without answer", as comments of up to nft.MaxComment bytes: an element's key is a hash of the text, and its last byte
-// the number of the piece. growing has a part such as "1/4" in place of a reason.
+// the number of the piece. growing has a share such as "1/4" in place of a reason.
 const (
 	leftOut = "left-out"
 	growing = "growing"
@@ -36,78 +36,67 @@ const (
 	mostElements = 1 << 14
 )
 
+func sets() []string { return []string{leftOut, growing} }
+
 func setOf(table *nftables.Table, name string) *nftables.Set {
 	return &nftables.Set{Table: table, Name: name, KeyType: nftables.TypeIP6Addr, Size: mostElements}
 }
 
-// SetLeft replaces what the node does without. There are several transactions if much of it is new.
-func (t *Table) SetLeft(left service.Ejections) error {
+// Set replaces the adjustments. There are several transactions if much of it is new. If nothing has changed, it looks
+// whether another program has removed what is there.
+func (t *Table) Set(a service.Adjustments) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	old := t.left
-	t.left = left
-	return t.change(leftOut, differences(old, left, leftText), differences(left, old, leftText))
+	before := t.told
+	t.told = a
+	switch {
+	case t.conn == nil && a.Len() == 0 && !t.hears:
+		return nil
+	case t.conn == nil:
+		return t.open() // It replaces what an earlier process has left.
+	}
+	for _, set := range sets() {
+		if t.change(set, differences(before, a, set), differences(a, before, set)) != nil {
+			return t.make()
+		}
+	}
+	return nil
 }
 
-// SetGrowth replaces what is growing, as SetLeft. If nothing has changed, it looks whether another program has removed
-// it.
-func (t *Table) SetGrowth(growth service.Growth) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	old := t.growth
-	t.growth = growth
-	return t.change(growing, differences(old, growth, growthText), differences(growth, old, growthText))
-}
-
-// differences are the texts that only the second one of two has.
-func differences[N comparable, L ~[]N](old, next treap.Map[service.Name, *L],
-	text func(service.Name, N) string) (texts []string) {
+// differences are the texts of a set that only the second one of two has.
+func differences(old, next service.Adjustments, set string) (texts []string) {
 	for c := range treap.Diff(old, next) {
-		if !c.HasNew {
-			continue
+		was := map[string]bool{}
+		for _, a := range of(c.Old, set) {
+			was[noteText(c.Key, a)] = true
 		}
-		was := map[N]bool{}
-		if c.HadOld {
-			for _, n := range *c.Old {
-				was[n] = true
-			}
-		}
-		for _, n := range *c.New {
-			if !was[n] {
-				texts = append(texts, text(c.Key, n))
+		for _, a := range of(c.New, set) {
+			if text := noteText(c.Key, a); !was[text] {
+				texts = append(texts, text)
 			}
 		}
 	}
 	return texts
 }
 
-func leftText(name service.Name, e service.Ejection) string {
-	return noteText(name, e.PortEndpoint, e.Since, e.Why)
+// of returns the adjustments that a set has.
+func of(list *service.Adjusted, set string) (has []service.Adjustment) {
+	for _, a := range list.All() {
+		if (a.Share == service.NoShare) == (set == leftOut) {
+			has = append(has, a)
+		}
+	}
+	return has
 }
 
-func growthText(name service.Name, g service.Growing) string {
-	return noteText(name, g.PortEndpoint, g.Since, fmt.Sprintf("%d/%d", g.Part, service.WholePart))
-}
-
-// change writes what has come and removes what has gone. If another program has changed the table, it makes it anew.
+// change writes what has come and removes what has gone. If nothing has, it looks whether the set is there.
 func (t *Table) change(set string, come, gone []string) error {
-	switch {
-	case t.conn == nil && t.left.Len()+t.growth.Len() == 0 && !t.hears:
-		return nil
-	case t.conn == nil:
-		return t.open() // It replaces what an earlier process has left.
+	if len(come)+len(gone) == 0 && t.told.Len() > 0 {
+		_, err := t.conn.GetSetByName(t.table(), set)
+		return err
 	}
-	err := t.write(set, elements(come), t.conn.SetAddElements)
-	if err == nil {
-		err = t.write(set, elements(gone), t.conn.SetDeleteElements)
-	}
-	if err == nil && len(come)+len(gone) == 0 && t.left.Len()+t.growth.Len() > 0 {
-		_, err = t.conn.GetSetByName(t.table(), set)
-	}
-	if err != nil {
-		return t.make()
-	}
-	return nil
+	return errors.Join(t.write(set, elements(come), t.conn.SetAddElements),
+		t.write(set, elements(gone), t.conn.SetDeleteElements))
 }
 
 // write adds elements to a set, or deletes them.
@@ -135,8 +124,12 @@ func elements(texts []string) (list []nftables.SetElement) {
 	return list
 }
 
-func noteText(name service.Name, e service.PortEndpoint, since time.Time, what string) string {
-	text := fmt.Sprintf("%s %s %d %s %d %s", name, e.Protocol, e.Port, e.Addr, since.Unix(), strings.Map(printable, what))
+func noteText(name service.Name, a service.Adjustment) string {
+	why := a.Why
+	if a.Share != service.NoShare {
+		why = a.Share.String()
+	}
+	text := fmt.Sprintf("%s %s %d %s %d %s", name, a.Protocol, a.Port, a.Addr, a.Since.Unix(), strings.Map(printable, why))
 	return text[:min(len(text), pieces*nft.MaxComment)]
 }
 
@@ -148,46 +141,38 @@ func printable(r rune) rune {
 	return r
 }
 
-// Left returns what the node does without, by the table beside the tables of Services with that name in the network
-// namespace of the calling thread. There is nothing if there is no such table. What another program has written there
-// is left out.
-func Left(services string) (left service.Ejections, err error) {
-	of := map[service.Name][]service.Ejection{}
-	err = read(services, leftOut, func(name service.Name, e service.Ejection) { of[name] = append(of[name], e) })
-	for name, list := range of {
-		ejected := service.NewNotes(list)
-		left = left.Set(name, &ejected)
-	}
-	return left, err
-}
-
-// Growth returns what is growing, as Left.
-func Growth(services string) (growth service.Growth, err error) {
-	of := map[service.Name][]service.Growing{}
-	err = read(services, growing, func(name service.Name, e service.Ejection) {
-		part, ok := strings.CutSuffix(e.Why, "/"+strconv.Itoa(service.WholePart))
-		if n, err := strconv.ParseUint(part, 10, 8); ok && err == nil && n > 0 && n < service.WholePart {
-			of[name] = append(of[name], service.Growing{PortEndpoint: e.PortEndpoint, Since: e.Since, Part: uint8(n)})
-		}
-	})
-	for name, list := range of {
-		growers := service.NewNotes(list)
-		growth = growth.Set(name, &growers)
-	}
-	return growth, err
-}
-
-// read yields a set's endpoints, with the end of the text as the reason.
-func read(services, set string, yield func(service.Name, service.Ejection)) error {
+// Read returns what a process has Set in the table beside the tables of Services with that name, in the network namespace
+// of the calling thread. There is nothing if there is no such table. What another program has written there is left out.
+func Read(services string) (adjustments service.Adjustments, err error) {
 	conn, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return adjustments, fmt.Errorf("open nftables: %w", err)
 	}
-	list, err := conn.GetSetElements(setOf(&nftables.Table{Family: nftables.TableFamilyINet, Name: Name(services)}, set))
+	of := map[service.Name][]service.Adjustment{}
+	for _, set := range sets() {
+		texts, err := read(conn, Name(services), set)
+		if err != nil {
+			return adjustments, fmt.Errorf("read table %s: %w", Name(services), err)
+		}
+		for _, text := range texts {
+			if name, a, ok := parseText(text, set); ok {
+				of[name] = append(of[name], a)
+			}
+		}
+	}
+	for name, list := range of {
+		adjustments = adjustments.Set(name, service.NewAdjusted(list))
+	}
+	return adjustments, nil
+}
+
+// read returns the texts of a set.
+func read(conn *nftables.Conn, table, set string) (texts []string, err error) {
+	list, err := conn.GetSetElements(setOf(&nftables.Table{Family: nftables.TableFamilyINet, Name: table}, set))
 	if errors.Is(err, unix.ENOENT) {
-		return nil
+		return nil, nil
 	} else if err != nil {
-		return fmt.Errorf("read table %s: %w", Name(services), err)
+		return nil, err
 	}
 	slices.SortFunc(list, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
 	text := ""
@@ -196,23 +181,28 @@ func read(services, set string, yield func(service.Name, service.Ejection)) erro
 		if len(e.Key) != keySize || i+1 < len(list) && bytes.HasPrefix(list[i+1].Key, e.Key[:keySize-1]) {
 			continue // There are more pieces.
 		}
-		if name, e, ok := parseText(text); ok {
-			yield(name, e)
-		}
-		text = ""
+		texts, text = append(texts, text), ""
 	}
-	return nil
+	return texts, nil
 }
 
-func parseText(text string) (name service.Name, e service.Ejection, ok bool) {
+// parseText reads what noteText writes into a set.
+func parseText(text, set string) (name service.Name, a service.Adjustment, ok bool) {
 	fields := strings.SplitN(text, " ", 6)
 	if len(fields) < 6 {
-		return "", e, false
+		return "", a, false
 	}
 	protocol, protocolErr := service.ParseProtocol(fields[1])
 	port, portErr := strconv.ParseUint(fields[2], 10, 16)
 	addr, addrErr := netip.ParseAddrPort(fields[3])
 	since, sinceErr := strconv.ParseInt(fields[4], 10, 64)
-	e.Protocol, e.Port, e.Addr, e.Since, e.Why = protocol, uint16(port), addr, time.Unix(since, 0), fields[5]
-	return service.Name(fields[0]), e, errors.Join(protocolErr, portErr, addrErr, sinceErr) == nil
+	a.PortEndpoint = service.PortEndpoint{Protocol: protocol, Port: uint16(port), Addr: addr}
+	a.Since, a.Share, a.Why = time.Unix(since, 0), service.NoShare, fields[5]
+	if set == growing {
+		a.Share, ok = service.ParseShare(a.Why)
+		if a.Why = ""; !ok || a.Share == service.NoShare {
+			return "", a, false
+		}
+	}
+	return service.Name(fields[0]), a, errors.Join(protocolErr, portErr, addrErr, sinceErr) == nil
 }

@@ -21,17 +21,17 @@ func TestLeft(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "left"), nftcmd.ForTest(t)
 	table := ejecttable.New("nftproxy", ns.Fd(), true)
 	defer table.Close()
-	read := func() (left service.Ejections) {
+	read := func() (left service.Adjustments) {
 		t.Helper()
 		if err := ns.Do(func() (err error) {
-			left, err = ejecttable.Left("nftproxy")
+			left, err = ejecttable.Read("nftproxy")
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 		return left
 	}
-	want := func(what string, left service.Ejections) {
+	want := func(what string, left service.Adjustments) {
 		t.Helper()
 		got := read()
 		if got.Len() != left.Len() {
@@ -43,34 +43,33 @@ func TestLeft(t *testing.T) {
 			}
 		}
 	}
-	write := func(left service.Ejections) {
+	write := func(left service.Adjustments) {
 		t.Helper()
-		if err := table.SetLeft(left); err != nil {
+		if err := table.Set(left); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want("without a table", service.Ejections{})
-	write(service.Ejections{})
-	want("still without a table", service.Ejections{})
+	want("without a table", service.Adjustments{})
+	write(service.Adjustments{})
+	want("still without a table", service.Adjustments{})
 
 	since := time.Unix(1_795_694_587, 0)
-	var left, small service.Ejections
+	var left, small service.Adjustments
 	for i := range 40 {
 		name := service.Name(strings.Repeat("n", 63) + "/" + strings.Repeat("s", 60) + fmt.Sprint(i))
-		var list []service.Ejection
+		var list []service.Adjustment
 		for j, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
 			for k := range 5 {
 				list = append(list,
-					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
-						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Since: since,
+					service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
+						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Share: service.NoShare, Since: since,
 						Why: "5 connections without answer, 2 tries of this node failed"},
-					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
+					service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
 						Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535)},
-						Since: since, Why: strings.Repeat("w", 300)})
+						Share: service.NoShare, Since: since, Why: strings.Repeat("w", 300)})
 			}
 		}
-		e := service.NewNotes(list)
-		if left = left.Set(name, &e); i == 0 {
+		if left = left.Set(name, service.NewAdjusted(list)); i == 0 {
 			small = left
 		}
 	}
@@ -93,19 +92,19 @@ func TestLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("made anew", small)
-	write(service.Ejections{})
+	write(service.Adjustments{})
 	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { ::1 comment "shop/web tcp", 1::1 comment "a/b `+
 		`tcp 80 nowhere 1 x", 2::1 }`); err != nil {
 		t.Fatal(err)
 	}
-	want("with texts of others", service.Ejections{})
+	want("with texts of others", service.Adjustments{})
 	// Nothing that nft could not take back gets into a comment.
-	odd := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
-		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node \"a\x00\nü"}})
-	write(service.Ejections{}.Set("a/b", &odd))
-	clean := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
-		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node ?a????"[:10]}})
-	want("odd words", service.Ejections{}.Set("a/b", &clean))
+	odd := service.NewAdjusted([]service.Adjustment{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Share: service.NoShare, Since: since, Why: "node \"a\x00\nü"}})
+	write(service.Adjustments{}.Set("a/b", odd))
+	clean := service.NewAdjusted([]service.Adjustment{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Share: service.NoShare, Since: since, Why: "node ?a????"[:10]}})
+	want("odd words", service.Adjustments{}.Set("a/b", clean))
 }
 
 // What grows comes back as it was, beside what is left out: neither replaces the other. What another program has
@@ -115,32 +114,27 @@ func TestGrowth(t *testing.T) {
 	table := ejecttable.New("nftproxy", ns.Fd(), false)
 	defer table.Close()
 	since := time.Unix(1_795_694_587, 0)
-	of := func(endpoints int, part uint8) service.Growth {
-		var list []service.Growing
+	of := func(endpoints int, share service.Share, more ...service.Adjustment) service.Adjustments {
+		list := more
 		for i := range endpoints {
-			list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.UDP, Port: 53,
-				Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353)}, Part: part,
+			list = append(list, service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: service.UDP, Port: 53,
+				Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353)}, Share: share,
 				Since: since})
 		}
-		growers := service.NewNotes(list)
-		return service.Growth{}.Set("shop/web", &growers)
+		if len(list) == 0 {
+			return service.Adjustments{}
+		}
+		return service.Adjustments{}.Set("shop/web", service.NewAdjusted(list))
 	}
-	left := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
-		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "silent"}})
-	want := func(what string, growth service.Growth, ejections int) {
+	left := service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+		Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Share: service.NoShare, Since: since, Why: "silent"}
+	want := func(what string, adjustments service.Adjustments) {
 		t.Helper()
 		if err := ns.Do(func() error {
-			got, err := ejecttable.Growth("nftproxy")
-			if err != nil {
-				return err
-			}
-			have, wanted := got.At("shop/web"), growth.At("shop/web")
-			if got.Len() != growth.Len() || wanted != nil && !slices.Equal(*have, *wanted) {
+			got, err := ejecttable.Read("nftproxy")
+			have, wanted := got.At("shop/web"), adjustments.At("shop/web")
+			if got.Len() != adjustments.Len() || wanted != nil && !slices.Equal(*have, *wanted) {
 				t.Errorf("%s: %v, want %v", what, have, wanted)
-			}
-			out, err := ejecttable.Left("nftproxy")
-			if out.Len() != ejections {
-				t.Errorf("%s: endpoints of %d Services are left out, want %d", what, out.Len(), ejections)
 			}
 			return err
 		}); err != nil {
@@ -153,23 +147,22 @@ func TestGrowth(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set(table.SetGrowth(service.Growth{}))
-	want("without a table", service.Growth{}, 0)
-	set(table.SetGrowth(of(2000, 1)))
-	want("many", of(2000, 1), 0)
-	set(table.SetLeft(service.Ejections{}.Set("shop/web", &left)))
-	set(table.SetGrowth(of(3, 2)))
-	want("both", of(3, 2), 1)
-	set(table.SetGrowth(service.Growth{}))
+	set(table.Set(service.Adjustments{}))
+	want("without a table", service.Adjustments{})
+	set(table.Set(of(2000, service.Quarter)))
+	want("many", of(2000, service.Quarter))
+	set(table.Set(of(3, service.Half, left)))
+	want("both", of(3, service.Half, left))
+	set(table.Set(of(0, service.Half, left)))
 	set(cmd.Load(ns, `add element inet nftproxy-eject growing { ::1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", `+
 		`1::1 comment "a/b TCP 80 10.0.0.1:80 1 4/4", 2::1 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 3::1 }`))
-	want("with texts of others", service.Growth{}, 1)
+	want("with texts of others", of(0, service.Half, left))
 	set(cmd.Load(ns, "flush ruleset"))
-	set(table.SetGrowth(of(1, 1)))
-	want("made anew", of(1, 1), 1)
+	set(table.Set(of(1, service.Quarter, left)))
+	want("made anew", of(1, service.Quarter, left))
 	set(cmd.Load(ns, "flush ruleset"))
-	set(table.SetGrowth(of(1, 1)))
-	want("made anew without a change", of(1, 1), 1)
+	set(table.Set(of(1, service.Quarter, left)))
+	want("made anew without a change", of(1, service.Quarter, left))
 }
 
 // TestNotesChange: whatever comes and goes of what grows, each time all of it is there, also if another program has
@@ -179,20 +172,20 @@ func TestNotesChange(t *testing.T) {
 	table := ejecttable.New("nftproxy", ns.Fd(), false)
 	defer table.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
-	var growth service.Growth
+	var growth service.Adjustments
 	for step := range 60 {
 		for range 1 + rng.IntN(3) {
 			name := service.Name("ns/" + strings.Repeat("s", rng.IntN(2)*100) + fmt.Sprint(rng.IntN(6)))
-			var list []service.Growing
+			var list []service.Adjustment
 			for i := range rng.IntN(300) {
 				if rng.IntN(3) > 0 {
 					at := service.PortEndpoint{Protocol: service.TCP, Port: 80,
 						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
-					list = append(list, service.Growing{PortEndpoint: at, Part: uint8(1 + rng.IntN(2)), Since: time.Unix(1, 0)})
+					list = append(list, service.Adjustment{PortEndpoint: at, Share: service.ShareOf(uint32(1 + rng.IntN(2))),
+						Since: time.Unix(1, 0)})
 				}
 			}
-			growers := service.NewNotes(list)
-			if growth = growth.Set(name, &growers); len(list) == 0 {
+			if growth = growth.Set(name, service.NewAdjusted(list)); len(list) == 0 {
 				growth = growth.Delete(name)
 			}
 		}
@@ -201,11 +194,11 @@ func TestNotesChange(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := table.SetGrowth(growth); err != nil {
+		if err := table.Set(growth); err != nil {
 			t.Fatal(err)
 		}
 		if err := ns.Do(func() error {
-			got, err := ejecttable.Growth("nftproxy")
+			got, err := ejecttable.Read("nftproxy")
 			for name, growers := range growth.All() {
 				if have := got.At(name); have == nil || !slices.Equal(*have, *growers) {
 					t.Errorf("step %d: %s differs", step, name)
@@ -225,18 +218,18 @@ func TestNotesChange(t *testing.T) {
 func BenchmarkOneGrows(b *testing.B) {
 	table := ejecttable.New("nftproxy", testnet.NamespaceForTest(b, "grows").Fd(), false)
 	defer table.Close()
-	var growth service.Growth
-	grow := func(i int, part uint8) {
+	var growth service.Adjustments
+	grow := func(i int, share service.Share) {
 		at := service.PortEndpoint{Protocol: service.TCP, Port: 80,
 			Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
-		growers := service.Growers{{PortEndpoint: at, Part: part}}
+		growers := service.Adjusted{{PortEndpoint: at, Share: share}}
 		growth = growth.Set(service.Name(fmt.Sprint("default/web-", i)), &growers)
 	}
 	for i := range 4096 {
-		grow(i, 1)
+		grow(i, service.Quarter)
 	}
 	for i := 0; b.Loop(); i++ {
-		if grow(i%4096, uint8(1+i%2)); table.SetGrowth(growth) != nil {
+		if grow(i%4096, service.ShareOf(uint32(1+i%2))); table.Set(growth) != nil {
 			b.Fatal("not written")
 		}
 	}

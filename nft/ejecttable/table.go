@@ -43,9 +43,8 @@ type Table struct {
 	netns int
 	// hears says that the table has the rule.
 	hears bool
-	// left and growth are what the sets have.
-	left   service.Ejections
-	growth service.Growth
+	// told is what the sets have: what is left out, and what is growing.
+	told service.Adjustments
 	// conn is nil until the table is made.
 	conn   *nftables.Conn
 	counts nfnetlink.Requester
@@ -112,7 +111,7 @@ func (t *Table) make() error {
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	for _, set := range []string{leftOut, growing} {
+	for _, set := range sets() {
 		if err := t.conn.AddSet(setOf(table, set), nil); err != nil {
 			return fmt.Errorf("make table %s: %w", t.name, err)
 		}
@@ -128,10 +127,13 @@ func (t *Table) make() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	left := elements(differences(service.Ejections{}, t.left, leftText))
-	grow := elements(differences(service.Growth{}, t.growth, growthText))
-	return errors.Join(t.write(leftOut, left[:min(len(left), mostElements)], t.conn.SetAddElements),
-		t.write(growing, grow[:min(len(grow), mostElements)], t.conn.SetAddElements))
+	for _, set := range sets() {
+		list := elements(differences(service.Adjustments{}, t.told, set))
+		if err := t.write(set, list[:min(len(list), mostElements)], t.conn.SetAddElements); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel

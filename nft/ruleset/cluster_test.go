@@ -48,7 +48,7 @@ func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix
 	for _, s := range services {
 		b.Set(s)
 	}
-	b.SetGrowth(gen.Growth(rand.New(rand.NewPCG(0, 6)), b.Snapshot()))
+	b.SetGrowing(gen.Growth(rand.New(rand.NewPCG(0, 6)), b.Snapshot()))
 	return b.Snapshot()
 }
 

@@ -60,7 +60,7 @@ func (h *randomHistory) next() service.Snapshot {
 		h.builder.SetServiceCIDRs(gen.ServiceCIDRs(h.rng))
 	}
 	if h.growth.IntN(3) > 0 {
-		h.builder.SetGrowth(gen.Growth(h.growth, h.builder.Snapshot()))
+		h.builder.SetGrowing(gen.Growth(h.growth, h.builder.Snapshot()))
 	}
 	return h.builder.Snapshot()
 }

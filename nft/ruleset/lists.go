@@ -64,7 +64,7 @@ func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs se
 	}
 	weights := make([]uint32, 0, targets.Len())
 	for a := range addrs.All() {
-		weights = append(weights, p.Endpoints.Find(service.Endpoint{Addr: a}).Share())
+		weights = append(weights, p.Endpoints.Find(service.Endpoint{Addr: a}).Quarters())
 	}
 	values := slices.Collect(targets.All())
 	if size > 0 {

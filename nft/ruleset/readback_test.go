@@ -61,7 +61,7 @@ func likeWeights(s *service.Service) *service.Service {
 		list := slices.Collect(s.Ports[i].Endpoints.All())
 		for j := range list {
 			if !list[j].Drained() {
-				list[j].Weight, list[j].Part = 0, 0
+				list[j].Weight, list[j].Share = 0, service.WholeShare
 			}
 		}
 		s.Ports[i].Endpoints = service.MergeEndpoints(list)

@@ -132,7 +132,7 @@ func Cluster(rng *rand.Rand) (ruleset.Config, *service.Node, []*service.Service,
 	for _, s := range services {
 		b.Set(s)
 	}
-	b.SetGrowth(Growth(rng, b.Snapshot()))
+	b.SetGrowing(Growth(rng, b.Snapshot()))
 	return cfg, &node, services, b
 }
 

@@ -310,12 +310,10 @@ func (s *parsedService) endpointLine(words []string) error {
 			e.Weight = service.NewWeight(uint16(n))
 			continue
 		}
-		if number, ok := strings.CutPrefix(c, "part="); ok {
-			n, err := strconv.ParseUint(number, 10, 8)
-			if err != nil || n >= service.WholePart {
-				return fmt.Errorf("part %q: want 1 to %d", number, service.WholePart-1)
+		if text, ok := strings.CutPrefix(c, "share="); ok {
+			if e.Share, ok = service.ParseShare(text); !ok {
+				return fmt.Errorf("share %q: want 0/4 to 3/4", text)
 			}
-			e.Part = uint8(n)
 			continue
 		}
 		switch c {
@@ -323,8 +321,6 @@ func (s *parsedService) endpointLine(words []string) error {
 			e.Ready = true
 		case "serving":
 			e.Serving = true
-		case "silent":
-			e.Silent = true
 		case "terminating":
 			e.Terminating = true
 		default:

@@ -47,7 +47,7 @@ func follow(t *testing.T, s *scenario.Scenario) *follower {
 		t.Fatal(err)
 	}
 	f.watcher = watch.NewWatcher(watch.Options{
-		Node: scenario.NodeName, Settings: cfg.Settings, Balance: balance,
+		Node: scenario.NodeName, Settings: cfg.Settings, Balance: balance, SlowStart: true,
 		Networks: func([]netip.Prefix) []netip.Prefix { return *f.networks.Load() },
 		Report:   func(p watch.Problem) { t.Logf("problem: %v", p) },
 	}, f.mailbox)

@@ -207,7 +207,7 @@ func (c *randomCluster) snapshot() service.Snapshot {
 	for _, s := range c.services {
 		b.Set(s)
 	}
-	b.SetGrowth(gen.Growth(c.growth, b.Snapshot()))
+	b.SetGrowing(gen.Growth(c.growth, b.Snapshot()))
 	return b.Snapshot()
 }
 

@@ -86,16 +86,12 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	left, err := ejecttable.Left(table)
-	if err != nil {
-		return err
-	}
-	growth, err := ejecttable.Growth(table)
+	adjustments, err := ejecttable.Read(table)
 	if err != nil {
 		return err
 	}
 	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Hop: n.hop, ByMark: n.byMark,
-		Chains: chains, Ejections: left, Growth: growth}
+		Chains: chains, Adjustments: adjustments}
 	own, err := n.conn.Tables(table)
 	if err != nil {
 		return err

@@ -188,12 +188,11 @@ func (w *world) snapshot(addrs hostaddr.Addresses) (service.Snapshot, error) {
 		Report: func(p watch.Problem) { problems = append(problems, p) },
 	}, mailbox)
 	watcher.SetHostAddresses(addrs.Own, addrs.Shared, addrs.Broadcast...)
-	left, growth, err := w.notes()
+	adjustments, err := w.adjustments()
 	if err != nil {
 		return service.Snapshot{}, err
 	}
-	watcher.SetEjections(left)
-	watcher.SetGrowth(growth)
+	watcher.SetAdjustments(adjustments)
 	ctx, cancel := context.WithCancel(w.ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- watcher.RunManifests(ctx, file) }()

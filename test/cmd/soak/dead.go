@@ -73,19 +73,21 @@ func (w *world) silentStill(now time.Time) {
 	}
 }
 
-// notes returns what the proxy does without and what is growing, as it tells other processes.
-func (w *world) notes() (left service.Ejections, growth service.Growth, err error) {
+// adjustments returns what the proxy does without and what is growing, as it tells other processes.
+func (w *world) adjustments() (all service.Adjustments, err error) {
 	err = w.Node.Do(func() (err error) {
-		if left, err = ejecttable.Left(ruleset.DefaultTable); err == nil {
-			growth, err = ejecttable.Growth(ruleset.DefaultTable)
-		}
+		all, err = ejecttable.Read(ruleset.DefaultTable)
 		return err
 	})
-	if left.Len() > 0 {
+	growing, leftOut := 0, 0
+	for _, adjusted := range all.All() {
+		growing, leftOut = growing+adjusted.Growing(), leftOut+len(*adjusted)-adjusted.Growing()
+	}
+	if leftOut > 0 {
 		w.count.add("looks at the tables while a pod was left out")
 	}
-	if growth.Len() > 0 {
+	if growing > 0 {
 		w.count.add("looks at the tables while an endpoint was growing")
 	}
-	return left, growth, err
+	return all, err
 }

@@ -1,0 +1,248 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"nftproxy/model/sorted"
+	"nftproxy/model/treap"
+)
+
+// Share is how much of its weight an endpoint has on this node. The zero value is all of it. Those of a slow start are
+// powers of two, so that pools stay short: beside 99 endpoints of the same weight an endpoint makes a row of 397 slots
+// with a quarter of it, 199 with a half and 100 with the whole; with tenths up to 999.
+type Share uint8
+
+// The shares, the greatest first. An endpoint without a share is left out: it counts as not ready.
+const (
+	WholeShare Share = iota
+	ThreeQuarters
+	Half
+	Quarter
+	NoShare
+)
+
+// Quarters is the share in quarters, 0 to 4.
+func (s Share) Quarters() uint32 { return uint32(NoShare - s) }
+
+// ShareOf returns the share of that many quarters, 4 at most.
+func ShareOf(quarters uint32) Share { return NoShare - Share(quarters) }
+
+// String is, for example, "1/4".
+func (s Share) String() string { return fmt.Sprintf("%d/%d", s.Quarters(), WholeShare.Quarters()) }
+
+// ParseShare reads what String writes of a share that is not the whole.
+func ParseShare(text string) (s Share, ok bool) {
+	for s = ThreeQuarters; s <= NoShare; s++ {
+		if s.String() == text {
+			return s, true
+		}
+	}
+	return WholeShare, false
+}
+
+// MaxSlowStart is the greatest Options.SlowStart.
+const MaxSlowStart = time.Hour
+
+func slowStartOption() option {
+	return option{
+		key: "slow-start",
+		set: func(o *Options, value string) error {
+			d, ok := wholeSeconds(value, MaxSlowStart)
+			if !ok {
+				return fmt.Errorf("not a time with whole seconds from 1s to %dh, such as 30s; new endpoints have their whole "+
+					"weight at once", int(MaxSlowStart.Hours()))
+			}
+			o.SlowStart = d
+			return nil
+		},
+		get: func(o *Options) string {
+			if o.SlowStart == 0 {
+				return ""
+			}
+			return strconv.Itoa(int(o.SlowStart.Seconds())) + "s"
+		},
+	}
+}
+
+// PortEndpoint names an endpoint of one port of a service.
+type PortEndpoint struct {
+	Protocol Protocol
+	// Port is the service's own.
+	Port uint16
+	Addr netip.AddrPort
+}
+
+// At names one of the port's endpoints.
+func (p *Port) At(addr netip.AddrPort) PortEndpoint { return PortEndpoint{p.Protocol, p.Port, addr} }
+
+func (e PortEndpoint) compare(o PortEndpoint) int {
+	return cmp.Or(cmp.Compare(e.Protocol, o.Protocol), cmp.Compare(e.Port, o.Port), e.Addr.Compare(o.Addr))
+}
+
+// Adjustment says that this node gives an endpoint of one port of a service less than the source's objects say: it is
+// left out since it does not answer, or it is growing since it is new.
+type Adjustment struct {
+	PortEndpoint
+	// Share is less than the whole.
+	Share Share
+	// Since is when the endpoint was left out, or was new.
+	Since time.Time
+	// Why says in words why it is left out; empty for one that grows.
+	Why string
+}
+
+// Text is, for example, "since 12:03:07: 1/4 of its weight", or "since 12:03:07: 5 connections without answer, 2 tries
+// of this node failed". The time is UTC.
+func (a Adjustment) Text() string {
+	why := a.Why
+	if a.Share != NoShare {
+		why = a.Share.String() + " of its weight"
+	}
+	return fmt.Sprintf("since %s: %s", a.Since.UTC().Format(time.TimeOnly), why)
+}
+
+// Adjusted are the adjustments of one service, sorted by protocol, port and address, each endpoint once. A nil one has
+// none.
+type Adjusted []Adjustment
+
+// Adjustments are those of all services that have any.
+type Adjustments = treap.Map[Name, *Adjusted]
+
+// NewAdjusted sorts in place and keeps the slice. Of duplicates it keeps the first. It returns nil for an empty list.
+func NewAdjusted(list []Adjustment) *Adjusted {
+	if len(list) == 0 {
+		return nil
+	}
+	order := func(a, b Adjustment) int { return a.compare(b.PortEndpoint) }
+	slices.SortStableFunc(list, order)
+	sorted := Adjusted(slices.CompactFunc(list, func(a, b Adjustment) bool { return order(a, b) == 0 }))
+	return &sorted
+}
+
+// from returns those of an endpoint and of what comes after it.
+func (a *Adjusted) from(e PortEndpoint) []Adjustment {
+	if a == nil {
+		return nil
+	}
+	i, _ := slices.BinarySearchFunc(*a, e, func(at Adjustment, e PortEndpoint) int { return at.compare(e) })
+	return (*a)[i:]
+}
+
+// Find returns the adjustment of an endpoint of a port, or nil.
+func (a *Adjusted) Find(p *Port, addr netip.AddrPort) *Adjustment {
+	if list := a.from(p.At(addr)); len(list) > 0 && list[0].PortEndpoint == p.At(addr) {
+		return &list[0]
+	}
+	return nil
+}
+
+// Of returns those of one port.
+func (a *Adjusted) Of(p *Port) []Adjustment {
+	list := a.from(p.At(netip.AddrPort{}))
+	if end := slices.IndexFunc(list, func(at Adjustment) bool { return at.PortEndpoint != p.At(at.Addr) }); end >= 0 {
+		return list[:end]
+	}
+	return list
+}
+
+// Growing counts the endpoints that are growing.
+func (a *Adjusted) Growing() (n int) {
+	for _, at := range a.All() {
+		if at.Share != NoShare {
+			n++
+		}
+	}
+	return n
+}
+
+// All returns all of them.
+func (a *Adjusted) All() []Adjustment { return a.from(PortEndpoint{}) }
+
+func (a *Adjusted) equal(o *Adjusted) bool { return a == o || slices.Equal(a.All(), o.All()) }
+
+// over returns the adjustments, and those of o of the endpoints that have none.
+func (a *Adjusted) over(o *Adjusted) *Adjusted {
+	switch {
+	case a == nil:
+		return o
+	case o == nil:
+		return a
+	}
+	return NewAdjusted(slices.Concat(*a, *o))
+}
+
+// shared returns the service with the shares that share gives to the adjusted endpoints; the service itself if nothing
+// changes.
+func (s *Service) shared(list *Adjusted, share func(*Endpoint, Adjustment) Share) *Service {
+	served := s
+	for i := range s.Ports {
+		var edits []sorted.Edit[Endpoint]
+		for _, a := range list.Of(&s.Ports[i]) {
+			if have := s.Ports[i].Endpoints.Find(Endpoint{Addr: a.Addr}); have != nil {
+				if e := *have; share(have, a) != e.Share {
+					e.Share = share(have, a)
+					edits = append(edits, sorted.Edit[Endpoint]{Item: e})
+				}
+			}
+		}
+		if len(edits) == 0 {
+			continue
+		}
+		if served == s {
+			served = s.Clone()
+		}
+		served.Ports[i].Endpoints = s.Ports[i].Endpoints.Edit(edits)
+	}
+	return served
+}
+
+// adjusted returns the service with the shares that its endpoints have, and as many slots as fit the limit on its
+// elements; the service itself if it has none of the endpoints. One that is not ready is not left out. A port that is
+// ranges does without what no other port has, and its endpoints grow on their own.
+func (s *Service) adjusted(list *Adjusted, limit int) *Service {
+	share := func(e *Endpoint, a Adjustment) Share {
+		if e.Drained() && a.Share != NoShare || !e.Ready && a.Share == NoShare {
+			return e.Share
+		}
+		return a.Share
+	}
+	served := s.shared(list, share)
+	if served == s {
+		return s
+	}
+	if served.hasRanges() && list.Growing() < len(*list) {
+		served.fillRanges()
+		served = served.shared(list, share)
+	}
+	return served.fitted(limit)
+}
+
+// Unadjusted returns a service of the snapshot with the whole weight of all its endpoints; nil if there is none.
+func (s Snapshot) Unadjusted(name Name) *Service {
+	svc := s.Services.At(name)
+	if svc == nil {
+		return nil
+	}
+	return svc.shared(s.Adjustments.At(name), func(*Endpoint, Adjustment) Share { return WholeShare })
+}
+
+// SetAdjustments replaces what was found out about endpoints. A service that is in both with the same pointer costs
+// nothing, and one with the same adjustments little.
+func (b *Builder) SetAdjustments(a Adjustments) { b.readjust(&b.told, a) }
+
+// SetGrowing replaces the growing endpoints, likewise. SetAdjustments takes precedence.
+func (b *Builder) SetGrowing(a Adjustments) { b.readjust(&b.growing, a) }
+
+func (b *Builder) readjust(have *Adjustments, next Adjustments) {
+	for change := range treap.Diff(*have, next) {
+		if b.Service(change.Key) != nil && !change.Old.equal(change.New) {
+			b.edit(change.Key)
+		}
+	}
+	*have = next
+}
