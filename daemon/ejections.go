@@ -66,8 +66,9 @@ func nodeFacts(n *service.Node, kubelet uint16) ejection.Facts {
 	return facts
 }
 
-// adjustmentObserver tells other processes which endpoints have less than their weight in the tables: when that changes,
-// when another program has changed the ruleset, and at first, since an earlier process may have told something else.
+// adjustmentObserver tells other processes which endpoints have less than their weight in the tables: when that
+// changes, when another program has changed the ruleset, and at first, since an earlier process may have told something
+// else.
 func (r reporter) adjustmentObserver(table *ejecttable.Table) func(proxy.Sync) {
 	var told service.Adjustments
 	begun := false

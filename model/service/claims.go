@@ -29,6 +29,25 @@ type claimant struct {
 	service *Service
 	// asks is the part of the service that makes claims.
 	asks *Service
+	wall *wall
+}
+
+// wall is the firewall of a service, the same one in all of its versions that have an equal one. So decisions compare
+// pointers, and not each of the service's addresses at each of them.
+type wall struct {
+	by Name
+	Firewall
+}
+
+// claimant makes a claimant of the service, which was another one before, or nil.
+func (s *Service) claimant(before *claimant, limit int) *claimant {
+	by := &claimant{s, s.claimable(limit), nil}
+	if before != nil && before.wall.equal(s.Firewall()) {
+		by.wall = before.wall
+	} else {
+		by.wall = &wall{s.Name, s.Firewall()}
+	}
+	return by
 }
 
 // right is the right of a service to its claims at one address, or to one number of the node.

@@ -160,3 +160,45 @@ func BenchmarkContested(b *testing.B) {
 		}
 	})
 }
+
+// sharing has n addresses of a load balancer, and source ranges if it is restricted.
+func sharing(name string, created, n, ports int, restricted bool) *service.Service {
+	s := wide(name, created, n, ports)
+	s.LoadBalancerIPs, s.ExternalIPs = s.ExternalIPs, nil
+	if restricted {
+		s.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})
+	}
+	return s
+}
+
+// TestEqualFirewallKeepsRestrictions: what a Service restricts of another one stays, pointer for pointer, when it makes
+// other claims with an equal firewall.
+func TestEqualFirewallKeepsRestrictions(t *testing.T) {
+	b := service.NewBuilder(gen.PlainNode())
+	b.Set(sharing("older", 1, 3, 1, false))
+	b.Set(sharing("younger", 2, 3, 1, true))
+	before := b.Snapshot().Restrictions.At("tenant/older")
+	b.Set(sharing("younger", 2, 3, 2, true))
+	if after := b.Snapshot().Restrictions.At("tenant/older"); before == nil || after != before {
+		t.Errorf("the restrictions are others: %v, %v", before, after)
+	}
+	b.Set(sharing("younger", 2, 2, 2, true))
+	if after := b.Snapshot().Restrictions.At("tenant/older"); after == nil || after == before {
+		t.Errorf("the restrictions with an address less: %v, %v", before, after)
+	}
+}
+
+// BenchmarkSharedFirewall: two Services share all addresses of a load balancer and a port. The one whose source ranges
+// restrict the other gets another port, and loses it.
+func BenchmarkSharedFirewall(b *testing.B) {
+	for _, n := range []int{800, 8000} {
+		builder := service.NewBuilder(gen.PlainNode())
+		builder.Set(sharing("older", 1, n, 1, false))
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for i := 0; b.Loop(); i++ {
+				builder.Set(sharing("younger", 2, n, 1+i%2, true))
+				builder.Snapshot()
+			}
+		})
+	}
+}

@@ -52,8 +52,10 @@ type ruling struct {
 	at   socket
 	// refused is why the service does not get the claim, as in a Conflict.
 	refused Protection
-	// restriction is nil if the service does not get the claim.
-	restriction *Restriction
+	// behind is the firewall of another service that restricts the claim, nil if the service does not get the claim.
+	behind *wall
+	// closed says that the ranges of the firewall are not within the bounds.
+	closed bool
 }
 
 func (r ruling) compare(o ruling) int {
@@ -63,9 +65,13 @@ func (r ruling) compare(o ruling) int {
 	return r.at.compare(o.at)
 }
 
-func (r ruling) equal(o ruling) bool {
-	return r.refused == o.refused && (r.restriction == o.restriction ||
-		r.restriction != nil && o.restriction != nil && r.restriction.equal(o.restriction))
+// restriction is the claim at the firewall.
+func (r ruling) restriction(claim Claim) *Restriction {
+	restriction := &Restriction{Claim: claim, By: r.behind.by, Firewall: r.behind.Firewall}
+	if r.closed {
+		restriction.Firewall.Sources = restriction.Firewall.Sources.closed()
+	}
+	return restriction
 }
 
 // owned is a claim with its entry in Owners.
@@ -75,8 +81,6 @@ type owned struct {
 }
 
 func (o owned) compare(p owned) int { return o.at.compare(p.at) }
-
-func (o owned) equal(p owned) bool { return o == p }
 
 // deliberation is a group while it is decided.
 type deliberation struct {
@@ -238,12 +242,7 @@ func (d *deliberation) verdict(r right, c *contest) (v ruling, any bool) {
 	case c.guard.Servers != nil && r.rank != asClusterIP:
 		return v, false // no other service shuts the node out
 	}
-	other := restricting.by.service
-	wall := other.Firewall()
-	if !d.sources(other) {
-		wall.Sources = wall.Sources.closed()
-	}
-	v.restriction = &Restriction{Claim: c.claim, By: other.Name, Firewall: wall}
+	v.behind, v.closed = restricting.by.wall, !d.sources(restricting.by.service)
 	return v, true
 }
 

@@ -93,15 +93,16 @@ func (c *claims) replace(old, next *Service, same bool, limit int) {
 		by.service, by.asks = next, next.claimable(limit)
 		return
 	}
-	if by != nil {
-		c.touchAll(by)
-		by.service = nil
+	before := by
+	if before != nil {
+		c.touchAll(before)
+		before.service = nil
 		delete(c.services, name)
 	}
 	if next == nil {
 		return
 	}
-	by = &claimant{next, next.claimable(limit)}
+	by = next.claimant(before, limit)
 	c.services[name] = by
 	by.asks.groups(func(at Claim, r right) {
 		r.by = by
@@ -245,9 +246,18 @@ func (g *group) settle() {
 // rules returns what decisions depend on now.
 func (b *Builder) rules() *rules {
 	c := &b.claims
+	admitted := map[*Service]bool{} // a service asks for each of its claims, and each time it costs all its addresses
 	return &rules{
 		protected: c.protected, reserved: c.reserved, node: b.snapshot.Node.Addresses,
-		sources: b.sourceLists.admits, ranges: b.rangeLists.admits,
+		ranges: b.rangeLists.admits,
+		sources: func(s *Service) bool {
+			is, known := admitted[s]
+			if !known {
+				is = b.sourceLists.admits(s)
+				admitted[s] = is
+			}
+			return is
+		},
 		number: func(at Claim) []right {
 			if g := c.groups[at.packed()]; g != nil {
 				return g.rights
@@ -277,13 +287,13 @@ func (b *Builder) decideClaims() {
 		if g.last = next; last == next {
 			continue // both are nil
 		}
-		for was, is := range differences(last.owned(), next.owned(), owned.compare, owned.equal) {
+		for was, is := range differences(last.owned(), next.owned(), owned.compare) {
 			if is == nil {
 				is = &owned{at: was.at}
 			}
 			owners[g.claim(is.at).key()] = is.owner
 		}
-		for was, is := range differences(last.ruled(), next.ruled(), ruling.compare, ruling.equal) {
+		for was, is := range differences(last.ruled(), next.ruled(), ruling.compare) {
 			one := cmp.Or(is, was)
 			changes = append(changes, change{one.name, g.claim(one.at).key(), is})
 		}
@@ -333,8 +343,8 @@ func editsOf(changes []change) (refusals []treap.Edit[claimKey, Protection],
 		wall := treap.Edit[claimKey, *Restriction]{Key: c.claim, Gone: true}
 		switch {
 		case c.is == nil:
-		case c.is.restriction != nil:
-			wall.Value, wall.Gone = c.is.restriction, false
+		case c.is.behind != nil:
+			wall.Value, wall.Gone = c.is.restriction(c.claim.claim()), false
 		default:
 			refusal.Value, refusal.Gone = c.is.refused, false
 		}
@@ -344,7 +354,7 @@ func editsOf(changes []change) (refusals []treap.Edit[claimKey, Protection],
 }
 
 // differences yields what differs between two sorted lists: an element of the old one, of the next one, or of both.
-func differences[T any](old, next []T, compare func(a, b T) int, equal func(a, b T) bool) iter.Seq2[*T, *T] {
+func differences[T comparable](old, next []T, compare func(a, b T) int) iter.Seq2[*T, *T] {
 	return func(yield func(*T, *T) bool) {
 		for len(old) > 0 || len(next) > 0 {
 			var was, is *T
@@ -363,7 +373,7 @@ func differences[T any](old, next []T, compare func(a, b T) int, equal func(a, b
 			if order >= 0 {
 				is, next = &next[0], next[1:]
 			}
-			if (was == nil || is == nil || !equal(*was, *is)) && !yield(was, is) {
+			if (was == nil || is == nil || *was != *is) && !yield(was, is) {
 				return
 			}
 		}

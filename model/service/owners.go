@@ -6,7 +6,7 @@ import "slices"
 // to none; nil if there are none. It is for snapshots that no Builder made.
 func (s *Service) ConflictsGivenOwners(owner func(Claim) Name) *Conflicts {
 	var conflicts Conflicts
-	by := &claimant{s, s.claimable(DefaultMaxElements)}
+	by := s.claimant(nil, DefaultMaxElements)
 	by.asks.groups(func(at Claim, r right) {
 		r.by = by
 		r.claims(at, func(c Claim) {

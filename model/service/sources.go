@@ -251,7 +251,3 @@ func (r *Restrictions) All() iter.Seq[Restriction] {
 		}
 	}
 }
-
-func (r *Restriction) equal(o *Restriction) bool {
-	return r.Claim == o.Claim && r.By == o.By && r.Firewall.equal(o.Firewall)
-}

@@ -141,8 +141,9 @@ func printable(r rune) rune {
 	return r
 }
 
-// Read returns what a process has Set in the table beside the tables of Services with that name, in the network namespace
-// of the calling thread. There is nothing if there is no such table. What another program has written there is left out.
+// Read returns what a process has Set in the table beside the tables of Services with that name, in the network
+// namespace of the calling thread. There is nothing if there is no such table. What another program has written there
+// is left out.
 func Read(services string) (adjustments service.Adjustments, err error) {
 	conn, err := nftables.New()
 	if err != nil {

@@ -62,8 +62,9 @@ func TestLeft(t *testing.T) {
 			for k := range 5 {
 				list = append(list,
 					service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
-						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Share: service.NoShare, Since: since,
-						Why: "5 connections without answer, 2 tries of this node failed"},
+						Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Share: service.NoShare,
+						Since: since,
+						Why:   "5 connections without answer, 2 tries of this node failed"},
 					service.Adjustment{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j),
 						Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535)},
 						Share: service.NoShare, Since: since, Why: strings.Repeat("w", 300)})
