@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -65,10 +64,6 @@ func (c Claim) String() string {
 		return fmt.Sprintf("node port %d/%s", c.Port, c.Protocol)
 	}
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(c.Addr, c.Port), c.Protocol)
-}
-
-func compareClaims(a, b Claim) int {
-	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
 // NodePortClaim returns the claim on a port's node port in one family.
