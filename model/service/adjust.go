@@ -184,8 +184,8 @@ func (s *Service) shared(list *Adjusted, share func(*Endpoint, Adjustment) Share
 		var edits []sorted.Edit[Endpoint]
 		for _, a := range list.Of(&s.Ports[i]) {
 			if have := s.Ports[i].Endpoints.Find(Endpoint{Addr: a.Addr}); have != nil {
-				if e := *have; share(have, a) != e.Share {
-					e.Share = share(have, a)
+				e := *have
+				if e.Share = share(have, a); e.Share != have.Share {
 					edits = append(edits, sorted.Edit[Endpoint]{Item: e})
 				}
 			}
