@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/model/service"
@@ -136,15 +138,16 @@ func (s policyServer) createSlice(annotations map[string]string) error {
 	return err
 }
 
-// awaitPolicies waits until the API server has compiled both: it follows them as anybody does.
+// awaitPolicies asks until the API server has compiled both. It follows them as anybody does, and says nowhere when a
+// policy is in force.
 func (s policyServer) awaitPolicies() {
 	s.Helper()
 	bad := map[string]string{"nftproxy.io/weight": "heavy", "nftproxy.io/balence": "x"}
-	for deadline := time.Now().Add(time.Minute); s.createService(bad) == nil ||
-		s.createSlice(bad) == nil; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.Fatal("the policies are not in force")
-		}
+	inForce := func(context.Context) (bool, error) {
+		return s.createService(bad) != nil && s.createSlice(bad) != nil, nil
+	}
+	if wait.PollUntilContextTimeout(s.Context(), 50*time.Millisecond, time.Minute, true, inForce) != nil {
+		s.Fatal("the policies are not in force")
 	}
 }
 
