@@ -59,14 +59,15 @@ func optionsPage(t *testing.T) string {
 
 This page lists the flags of `+"`nftproxy run`"+`, and the fields of kube-proxy's configuration file.
 
-`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own begin with `+"`--nftproxy-`"+`. With `+"`--config`"+`,
-kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only `+"`--hostname-override`"+`,
-`+"`--master`, `--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log then have an effect. The log names the
-given flags and fields that have none.
+`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own begin with `+"`--nftproxy-`"+`.
+With `+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only
+`+"`--hostname-override`, `--master`, `--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log
+then have an effect. The log names the given flags and fields that have none.
 
 nftproxy reads the file again when it changes, also when a ConfigMap is swapped. A change of what is marked "Live" takes
-effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+` name other changes. If the changed file is
-invalid, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
+effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+` name other changes.
+If the changed file is invalid, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric
+`+"`nftproxy_config_file_valid`"+` say so.
 
 ## nftproxy's own flags
 

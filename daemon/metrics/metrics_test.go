@@ -82,7 +82,8 @@ nftproxy_program_elements %d
 # HELP nftproxy_program_rules The latest rules, both families together.
 # TYPE nftproxy_program_rules gauge
 nftproxy_program_rules %d
-# HELP nftproxy_quarantined_parts Services and other parts of the rules that are left out because the kernel refused them.
+# HELP nftproxy_quarantined_parts Services and other parts of the rules that are left out `+
+		`because the kernel refused them.
 # TYPE nftproxy_quarantined_parts gauge
 nftproxy_quarantined_parts 0
 # HELP nftproxy_services Services in the latest snapshot.
@@ -156,7 +157,8 @@ kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.8000000000
 # TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 1
-# HELP nftproxy_quarantined_parts Services and other parts of the rules that are left out because the kernel refused them.
+# HELP nftproxy_quarantined_parts Services and other parts of the rules that are left out `+
+		`because the kernel refused them.
 # TYPE nftproxy_quarantined_parts gauge
 nftproxy_quarantined_parts 1
 `, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_quarantined_parts")

@@ -276,14 +276,15 @@ const introduction = `<!-- Written by: go test ./daemon/metrics -run TestPage -u
 
 # Metrics
 
-nftproxy serves metrics at ` + "`/metrics`" + ` and ` + "`/metrics/slis`" + ` of ` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `. As
-with kube-proxy there is no authorization, and no TLS by default ([install.md](install.md#tls-for-metrics-and-health)). A
-Prometheus in a pod cannot reach a loopback address: run it on the node's network, or bind the server to an address of
-the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict the access by a network policy or the node's firewall, since the pages
-also show the settings of the process.
+nftproxy serves metrics at ` + "`/metrics`" + ` and ` + "`/metrics/slis`" + ` of ` + "`--metrics-bind-address`" + `,
+by default ` + "`127.0.0.1:10249`" + `. As with kube-proxy there is no authorization, and no TLS by default
+([install.md](install.md#tls-for-metrics-and-health)).
+A Prometheus in a pod cannot reach a loopback address: run it on the node's network, or bind the server to an address of
+the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict the access by a network policy or the node's firewall,
+since the pages also show the settings of the process.
 
-A *sync* brings the kernel's rules up to date. A *pass* searches the conntrack table for stale entries, and a *sweep* the
-remembered clients of a Service port.
+A *sync* brings the kernel's rules up to date. A *pass* searches the conntrack table for stale entries,
+and a *sweep* the remembered clients of a Service port.
 
 Metrics that kube-proxy 1.37 has too have the same names, types, labels, help texts and buckets. Dashboards and alerts
 for kube-proxy keep working if they select nftproxy's job.
