@@ -196,6 +196,8 @@ const (
 	controls, spares = 3, 8
 	// references is how many other Nodes are to have answered before one is dead, and names how many are known by name.
 	references, names = 3, 32
+	// sampleAgain is the least time from one choice of names to the next.
+	sampleAgain = 2 * time.Second
 	// factsFor is how long the API server's words about a Node count, and missingFor those that there is none.
 	factsFor, missingFor = 5 * time.Minute, time.Minute
 	// retryLookup is when the API server is asked again after it gave no answer.

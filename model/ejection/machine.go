@@ -373,6 +373,8 @@ func (m *Machine) sample(now time.Time) {
 		}
 	}
 	all = append(all, some...)
+	slices.Sort(all)
+	all = slices.Compact(all)
 	for i := range min(len(all), names) {
 		at := i + int(m.jitter()*float64(len(all)-i))
 		all[i], all[at] = all[at], all[i]

@@ -119,7 +119,7 @@ func (c *choice) references(since time.Time, silent int, wanted map[string]map[s
 			need--
 		}
 	}
-	if need > 0 && c.now.Sub(c.sampled) > missingFor {
+	if need > 0 && c.now.Sub(c.sampled) > sampleAgain { // Those that are known may be silent, or not be enough.
 		c.sample(c.now)
 	}
 	for _, name := range slices.Concat(slices.Sorted(maps.Keys(c.nodes)), c.names) {
@@ -162,8 +162,8 @@ func (c *choice) askNode(n *node, namespaces []string) {
 // lookUp asks the API server for a Node, unless what it said still counts.
 func (c *choice) lookUp(n *node, namespaces []string) {
 	at := pick(n.until.After(n.nextLookup), n.until, n.nextLookup)
-	if n.silent() && !n.dead { // That the server answers shows that this node's network works.
-		at = pace.Later(n.nextLookup, c.server.Add(Patience))
+	if n.silent() { // That the server answers shows that this node's network works, and it counts as one that answers.
+		at = pace.Earlier(at, pace.Later(n.nextLookup, c.server.Add(pick(n.dead, fresh/2, Patience))))
 	}
 	switch {
 	case n.looking:
