@@ -11,10 +11,10 @@
 //
 // It speaks to the kernel itself (package nfnetlink) where github.com/ti-mo/conntrack would do, which makes the
 // entries of its tests. To remove 2,000 of 200,000 entries, that library's dump and deletions take 17 times as long as
-// a dump that the kernel filters and deletions in batches, and 319 MiB instead of 3.3 MiB (docs/conntrack.md). Its
-// single answers, Get and StatsGlobal of v0.6.0, did not return on Linux 6.18 with mdlayher/netlink v1.11.2, and its
-// connection has no deadline. Here an answer that is lost is [nfnetlink.ErrUnanswered] at once, and Find shares the
-// decoder of the dump.
+// a dump that the kernel filters and deletions in batches, and 319 MiB instead of 3.3 MiB
+// (docs/internals/conntrack.md). Its single answers, Get and StatsGlobal of v0.6.0, did not return on Linux 6.18 with
+// mdlayher/netlink v1.11.2, and its connection has no deadline. Here an answer that is lost is
+// [nfnetlink.ErrUnanswered] at once, and Find shares the decoder of the dump.
 //
 // The package does not program nftables. It does not touch entries of other programs' DNAT, even at
 // the address and port of a Service: of the entries that lead to no endpoint of their Service, it
