@@ -58,16 +58,17 @@ func optionsPage(t *testing.T) string {
 	fmt.Fprint(b, `# Options
 
 This page lists the flags of `+"`nftproxy run`"+`, and the fields of kube-proxy's configuration file.
+[install.md](install.md#changing-the-configuration) says how to set them.
 
-`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own begin with `+"`--nftproxy-`"+`.
+`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own flags begin with `+"`--nftproxy-`"+`.
 With `+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only
 `+"`--hostname-override`, `--master`, `--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log
-then have an effect. The log names the given flags and fields that have none.
+then have an effect. The log names flags and fields that are set and have none.
 
-nftproxy reads the file again when it changes, also when a ConfigMap is swapped. A change of what is marked "Live" takes
-effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+` name other changes.
-If the changed file is invalid, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric
-`+"`nftproxy_config_file_valid`"+` say so.
+nftproxy reads the file again when it changes, also when a ConfigMap is swapped. An asterisk marks
+fields whose changes take effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+`
+name changes of other fields. If the changed file is invalid, all settings stay, and the log,
+the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
 
 ## nftproxy's own flags
 
@@ -86,7 +87,7 @@ If the changed file is invalid, all settings stay, and the log, the event `+"`Co
 |---|---|---|---|
 `)
 	live := daemon.LiveFlags()
-	var without, idle byReason
+	var idle byReason
 	for _, k := range recordedFlags(t) {
 		g := f.Lookup(k.name)
 		if g == nil {
@@ -94,7 +95,7 @@ If the changed file is invalid, all settings stay, and the log, the event `+"`Co
 		}
 		meaning := usage(g)
 		if reason, none := reasons[k.name]; none {
-			without.add(reason, k.name)
+			idle.add(reason, "--"+k.name)
 			continue
 		}
 		switch k.name {
@@ -113,24 +114,24 @@ If the changed file is invalid, all settings stay, and the log, the event `+"`Co
 		case localhostNodePorts:
 			fields[k.name] = []string{"`iptables.localhostNodePorts`"}
 			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has " +
-				"all addresses; else no effect. Live"
+				"all addresses; else no effect"
 		case "healthz-port", "metrics-port":
 			meaning = "deprecated: the port of an address without one; 0 switches the server off"
 		}
-		if slices.Contains(live, k.name) {
-			meaning += ". Live"
+		field := strings.Join(fields[k.name], ", ")
+		if slices.Contains(live, k.name) || k.name == localhostNodePorts {
+			field = strings.Join(fields[k.name], `\*, `) + `\*`
 		}
 		if own, differs := ownDefaults()[k.name]; differs && own[0] != k.value && k.value != "" {
 			meaning += fmt.Sprintf(". kube-proxy's default is %s: %s", k.value, own[1])
 		}
-		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", k.name, strings.Join(fields[k.name], ", "), defaultText(g), meaning)
+		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", k.name, field, defaultText(g), meaning)
 	}
-	fmt.Fprintf(b, "\n## Flags without effect\n\n| Flag | Why |\n|---|---|\n%s", without.rows("--"))
 	for _, note := range ignored {
 		field, reason, _ := strings.Cut(note, " has no effect: ")
 		idle.add(reason, field)
 	}
-	fmt.Fprintf(b, "\n## Fields of the file without effect\n\n| Field | Why |\n|---|---|\n%s", idle.rows(""))
+	fmt.Fprintf(b, "\n## Flags and fields without effect\n\n| Flags and fields | Why |\n|---|---|\n%s", idle.rows())
 	return b.String()
 }
 
@@ -150,11 +151,11 @@ func (r *byReason) add(reason, name string) {
 	r.names[reason] = append(r.names[reason], name)
 }
 
-// rows are the rows of a table, each of a reason and its names with a prefix.
-func (r *byReason) rows(prefix string) string {
+// rows are the rows of a table, each of a reason and its names.
+func (r *byReason) rows() string {
 	b := &strings.Builder{}
 	for _, reason := range r.reasons {
-		names := "`" + prefix + strings.Join(r.names[reason], "`, `"+prefix) + "`"
+		names := "`" + strings.Join(r.names[reason], "`, `") + "`"
 		fmt.Fprintf(b, "| %s | %s |\n", names, cell(reason))
 	}
 	return b.String()
@@ -240,7 +241,7 @@ func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 	}
 	ignored = append(
 		[]string{"mode has no effect: nftproxy always programs nftables; the mode says what other fields mean",
-			"featureGates has no effect: but for " + kubeproxyconfig.GateExternalIPs}, ignored...)
+			"featureGates has no effect: all but " + kubeproxyconfig.GateExternalIPs}, ignored...)
 	return byFlag, ignored
 }
 

@@ -283,14 +283,14 @@ A Prometheus in a pod cannot reach a loopback address: run it on the node's netw
 the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict the access by a network policy or the node's firewall,
 since the pages also show the settings of the process.
 
-A *sync* brings the kernel's rules up to date. A *pass* searches the conntrack table for stale entries,
-and a *sweep* the remembered clients of a Service port.
-
-Metrics that kube-proxy 1.37 has too have the same names, types, labels, help texts and buckets. Dashboards and alerts
-for kube-proxy keep working if they select nftproxy's job.
-
 [deploy/grafana/nftproxy.json](../deploy/grafana/nftproxy.json) is a dashboard, and
-[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts.
+[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts
+([what to do about each](troubleshooting.md#alerts)). Metrics that kube-proxy 1.37 also has keep their names, types,
+labels, help texts and buckets: its dashboards and alerts work if they select nftproxy's job.
+
+A *snapshot* has the Services as this node should serve them, and a *sync* brings the kernel's rules up to date
+with it. A *pass* searches the conntrack table for stale entries, and a *sweep* the remembered clients of a Service
+port. A *look* searches connections without an answer ([eject.md](eject.md)).
 `
 
 func writePage(t *testing.T, list []check.Metric) string {
