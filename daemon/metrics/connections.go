@@ -15,7 +15,7 @@ func CountConnections(r prometheus.Registerer, read func() (ports []traffic.Port
 	all := prometheus.NewDesc("nftproxy_new_connections_total",
 		"First packets of connections to Services, refused ones included, with --nftproxy-counters=metrics.", nil, nil)
 	byPort := prometheus.NewDesc("nftproxy_service_new_connections_total",
-		"The same by Service port, for the 100 ports with the most. The numbers are at least ten seconds apart.",
+		"First packets of connections to a Service port, for the 100 ports with the most. Read every ten seconds at most.",
 		[]string{"namespace", "service", "port", "protocol"}, nil)
 	r.MustRegister(&collector{[]*prometheus.Desc{all, byPort}, func(out chan<- prometheus.Metric) {
 		ports, total := read()

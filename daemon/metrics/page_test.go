@@ -204,28 +204,26 @@ func meanings() map[string]string {
 	return map[string]string{
 		"kubeproxy_sync_proxy_rules_duration_seconds": "Time that a sync took, from the " +
 			"snapshot to the kernel's answer. One sync is for both families and counts in each.",
-		"kubeproxy_sync_full_proxy_rules_duration_seconds": "The same, of syncs that read the " +
-			"kernel's tables: after a start, an error, or a change by another program. nftproxy has no periodic full sync.",
-		"kubeproxy_sync_partial_proxy_rules_duration_seconds": "The same, of all other syncs.",
-		"kubeproxy_network_programming_duration_seconds": "Time from the cause of a change of " +
-			"endpoints, as the EndpointSlice's annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it, until " +
-			"the change was in force. Controllers take that time from objects, mostly in whole seconds: a second is not " +
-			"exact. A change that waits for a failed sync counts when it is in force; kube-proxy never counts it. Of more " +
-			"than 10,000 changes of one family that wait the oldest count. Times before the start of the proxy do not count, " +
-			"and times in the future count as 0.",
+		"kubeproxy_sync_full_proxy_rules_duration_seconds": "As kubeproxy_sync_proxy_rules_duration_seconds, for " +
+			"syncs that read the kernel's tables: after a start, an error, or a change by another program. nftproxy has " +
+			"no periodic full sync.",
+		"kubeproxy_sync_partial_proxy_rules_duration_seconds": "The same for all other syncs.",
+		"kubeproxy_network_programming_duration_seconds": "Time from the cause of a change of endpoints until the " +
+			"change was in force. The cause's time is the EndpointSlice's annotation " +
+			"`endpoints.kubernetes.io/last-change-trigger-time`, mostly in whole seconds. A change that waits for a " +
+			"failed sync counts when it is in force; kube-proxy never counts it. Times before the start of the proxy do " +
+			"not count.",
 		"kubeproxy_sync_proxy_rules_last_timestamp_seconds": "When the family's rules were last known " +
 			"to be in force, in seconds since 1970.",
 		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": "When the last sync began that had a " +
 			"change, in seconds since 1970.",
-		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total": "Syncs after which the family's rules were not in force.",
-		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "The same, of syncs without a change, " +
-			"which only remove idle chains. kube-proxy removes its own in a transaction of their own.",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":    "Syncs after which the family's rules were not in force.",
+		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "Failed syncs that only remove idle chains.",
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": "Service ports with traffic policy Local " +
 			"that have endpoints, but none on this node.",
 		"kubeproxy_sync_proxy_rules_endpoint_changes_total": "Changes of EndpointSlices that arrived. " +
 			"kube-proxy counts each object again every 15 minutes.",
-		"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "Changes of EndpointSlices that are not " +
-			"in force. kube-proxy counts none any more once a sync has begun, even if it fails.",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "Changes of EndpointSlices that are not in force.",
 		"kubeproxy_sync_proxy_rules_service_changes_total": "Changes of Services that arrived. " +
 			"kube-proxy counts each in both families, so twice.",
 		"kubeproxy_sync_proxy_rules_service_changes_pending": "Changes of Services that are not in force.",
@@ -238,14 +236,14 @@ func meanings() map[string]string {
 			"port, by HTTP status code.",
 		"kubeproxy_proxy_livez_total": "Answers of `/livez` on the health port, " +
 			"by HTTP status code.",
-		"kubeproxy_nftables_localhost_nodeport_listeners": "Node ports that nftproxy serves on " +
-			"127.0.0.1 and ::1, one for each protocol and address. kube-proxy has TCP alone, and only with the feature gate " +
+		"kubeproxy_nftables_localhost_nodeport_listeners": "Node ports that nftproxy serves on 127.0.0.1 and ::1, one " +
+			"for each protocol and address. kube-proxy has TCP only, with the feature gate " +
 			"`KubeProxyNFTablesLocalhostNodePorts`.",
-		"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": "Attempts to serve one that failed, such " +
-			"as where another process has the port. nftproxy tries again every 5 seconds, and counts each attempt.",
-		"kubernetes_build_info": "The version of the API server, asked for every five minutes. kube-proxy's has " +
-			"its own version. The alert `KubeVersionMismatch` of kubernetes-mixin fires when the components have several, and " +
-			"nftproxy's version is none of Kubernetes'. Missing with `--nftproxy-manifests`.",
+		"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": "Failed attempts to serve a node " +
+			"port on localhost, for example because another process has the port. nftproxy tries again every 5 seconds.",
+		"kubernetes_build_info": "The version of the API server; kube-proxy's has its own version. With nftproxy's " +
+			"version, which is none of Kubernetes', the alert `KubeVersionMismatch` of kubernetes-mixin would fire. " +
+			"Missing with `--nftproxy-manifests`.",
 		"kubernetes_healthcheck": "On `/metrics/slis`: 1 if the check passed the last time, else 0. `ping` is " +
 			"`/healthz` of the metrics port; `proxy` is the health port's `/healthz`, `/livez` or `/readyz`, by `type`.",
 		"kubernetes_healthchecks_total": "On `/metrics/slis`: the results of these checks since the start.",

@@ -23,8 +23,8 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 			"no endpoint on this node counts as no-endpoints here, and as no-local-endpoints of its Service.",
 		[]string{"cause", "ip_family"}, nil)
 	byService := prometheus.NewDesc("nftproxy_service_refused_packets_total",
-		"The same by Service, for the 50 Services and causes with the most packets. The causes unknown-port, "+
-			"unallocated-address and too-many-pings have none.",
+		"First packets that the rules refused or dropped, by Service, for the 50 Services and causes with the most. The "+
+			"causes unknown-port, unallocated-address and too-many-pings have no Service.",
 		[]string{"namespace", "service", "cause"}, nil)
 	return &collector{[]*prometheus.Desc{byCause, byService}, func(out chan<- prometheus.Metric) {
 		look := latest.Load()

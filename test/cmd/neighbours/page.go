@@ -71,7 +71,7 @@ func (r result) verdict() verdict {
 	case len(closed) > 0 && len(r.Check) == 0:
 		return verdict{false, "blocks some Service traffic, and `nftproxy check` does not say so"}
 	case len(closed) > 0:
-		return verdict{true, "blocks Service traffic as it blocks direct traffic: needs a setting"}
+		return verdict{true, "blocks traffic to pods: needs a setting"}
 	case r.Silences != "" && len(r.Check) == 0:
 		return verdict{false, "drops refusals, and `nftproxy check` does not say so"}
 	case r.Silences != "":
