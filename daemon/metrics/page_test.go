@@ -217,8 +217,9 @@ func meanings() map[string]string {
 			"to be in force, in seconds since 1970.",
 		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": "When the last sync began that had a " +
 			"change, in seconds since 1970.",
-		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":    "Syncs after which the family's rules were not in force.",
-		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "Failed syncs that only remove idle chains.",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total": "Syncs after which the family's rules were not in force.",
+		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "Failed syncs that only remove " +
+			"idle chains.",
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": "Service ports with traffic policy Local " +
 			"that have endpoints, but none on this node.",
 		"kubeproxy_sync_proxy_rules_endpoint_changes_total": "Changes of EndpointSlices that arrived. " +
