@@ -81,7 +81,7 @@ func (s *shown) render() {
 	for n := range s.Steps {
 		s.step(n)
 	}
-	s.printf("\nObjects, packets and program: [%s.txtar](../../test/scenario/testdata/%s.txtar).", s.Name, s.Name)
+	s.printf("\nObjects, packets and rules: [%s.txtar](../../test/scenario/testdata/%s.txtar).", s.Name, s.Name)
 	if tests != "" {
 		s.printf(" Tests of kube-proxy about the same: %s.", strings.TrimSuffix(tests, "."))
 	}

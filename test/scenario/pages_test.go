@@ -172,7 +172,7 @@ A line is one connection attempt: who sends the first packet, where to, and what
 | Words | Meaning |
 |---|---|
 | goes to A | the packet reaches the endpoint A, which sees the client's own address |
-| goes to A or B | each new connection goes to one of them by chance |
+| goes to A or B | each new connection goes to one of them at random |
 | masqueraded | the endpoint sees an address of the node instead of the client's |
 | stays there | session affinity: the client's next connections go to the same endpoint |
 | refused | the client learns of the refusal at once: TCP by a reset, other protocols by ICMP port unreachable |
@@ -181,9 +181,9 @@ A line is one connection attempt: who sends the first packet, where to, and what
 | answered by the node | the node answers a ping, and the answer comes from the address that was asked |
 | HTTP 200 | the answer of a health check node port |
 
-## The world around them
+## The cluster of the examples
 
-All examples begin with the same world.
+All examples begin with the same node.
 
 - The node is *test-node*, with the addresses 192.168.0.2 (its first), 192.168.1.2, 192.168.99.11, 2001:db8::1 (its first) and 2001:db8:1::2.
 - Its zone is *zone-a*. Its pods have addresses of 10.180.0.0/24 and fd00:10:180::/64.
