@@ -36,16 +36,16 @@ func newExplainCommand() *cobra.Command {
 first packet of a connection. It says in words, step by step, which element matched
 and which chain, which endpoints the packet may go to and how likely each is, whether
 it is masqueraded and by which rule, whether the client is remembered and for how
-long; or where and why it is refused, dropped or left alone, who in the cluster or on
-the node causes that, and what helps. It needs no API server and no running proxy, it
-sends no packet, and it changes nothing. It needs CAP_NET_ADMIN.
+long; or where and why it is refused, dropped or not translated, who in the cluster
+or on the node causes that, and what helps. It needs no API server and no running
+proxy, it sends no packet, and it changes nothing. It needs CAP_NET_ADMIN.
 
 The destination is an address and port, such as 10.96.0.10:53 or '[fd00:96::a]:53',
 without a protocol for TCP. ADDR/icmp is an echo request. --from is the client: an
 address, or an address and the interface by which its packets come in, or "node" for a
 process of the node. Without --from explain chooses a likely client, and says which: a
 pod of this node for an address that Services have in the cluster, a client outside for
-any other. Then it also says what becomes of the packet from other clients, if that
+any other. Then it also says what happens to the packet from other clients, if that
 differs.
 
 From the tables alone explain knows the Service, its port, and the endpoints that get
@@ -67,7 +67,7 @@ neighbours, and bridges whose packets rules do not see. It says what is not know
 
 The exit status is 0 if the packet goes to an endpoint, 1 if it is refused or dropped,
 or if this node stops it or its answer on the way to every endpoint,
-3 if the rules leave it alone, and 2 if explain could not tell, could not read the
+3 if no rule applies to it, and 2 if explain could not tell, could not read the
 kernel or the objects, or got an invalid command line.
 
 -o json and -o yaml print an object with packet, outcome (endpoint, refused, dropped,

@@ -44,7 +44,7 @@ the node. Later packets of a connection meet no rule of nftproxy.
 
 Each packet begins with its addresses, the interface, and its Service. A line for
 each step follows: the hook, the table, the chain, and the rule with its verdict.
-The end says what became of the packet, and what connection tracking noted of it.
+The end says what happened to the packet, and what connection tracking noted of it.
 A rule of another program stands by its handle (nft -a list ruleset).
 
 A source can stand before the address, as in '10.244.1.7 -> 10.96.0.10:53/udp' (with
