@@ -63,8 +63,9 @@ type manifests struct {
 	// started says that the files have been read; loaded is closed then.
 	started bool
 	loaded  chan struct{}
-	// files are in the order of their names, as os.ReadDir returns them.
-	files []*manifestFile
+	// files are in the order of their names, as os.ReadDir returns them. submitted are those that the index has; nil
+	// after path could not be read.
+	files, submitted []*manifestFile
 	// current has the objects that the index has, reported the texts of the
 	// problems that were reported.
 	current  map[manifestKey]converted
@@ -95,6 +96,9 @@ type sourcedObject struct {
 // look loads the files, and reports what is wrong with path.
 func (m *manifests) look() error {
 	err := m.load()
+	if err == nil && m.submitted != nil && slices.Equal(m.submitted, m.files) {
+		return nil // as in nearly each look
+	}
 	problems := m.problems()
 	if err != nil {
 		reason := reasonOf(err)
@@ -102,11 +106,12 @@ func (m *manifests) look() error {
 			reason = &UnreadableError{reason}
 		}
 		m.submit(append(problems, Problem{Source: m.path, Err: reason}), m.current)
+		m.submitted = nil
 		return err
 	}
 	wanted, duplicates := m.merge()
 	m.submit(append(problems, duplicates...), wanted)
-	m.started = true
+	m.started, m.submitted = true, append([]*manifestFile{}, m.files...)
 	closeOnce(m.loaded)
 	return nil
 }
