@@ -166,14 +166,16 @@ func MeantBy(annotation string, keys []string) string {
 	domain := strings.TrimSuffix(OptionPrefix, "/")
 	bare, _, _ := strings.Cut(domain, ".")
 	label, _, _ := strings.Cut(prefix, ".")
-	if !found || ours || spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label,
-		[]string{bare}) == "" {
+	if !found || ours {
 		return ""
 	}
-	if key := spelling.Nearest(name, keys); key != "" {
-		return OptionAnnotation(key)
+	// The key tells most annotations of others from ours.
+	key := spelling.Nearest(name, keys)
+	if key == "" ||
+		spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label, []string{bare}) == "" {
+		return ""
 	}
-	return ""
+	return OptionAnnotation(key)
 }
 
 // All yields the options that the Service asks for: the keys, sorted, and the values, as Set reads both.

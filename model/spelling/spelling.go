@@ -23,9 +23,13 @@ func DidYouMean(word string, candidates []string) string {
 // near ones it is the first.
 func Nearest(word string, candidates []string) string {
 	best, least := "", 0
+	length := utf8.RuneCountInString(word)
 	for _, c := range candidates {
 		if strings.EqualFold(c, word) {
 			return c
+		}
+		if n := utf8.RuneCountInString(c) - length; max(n, -n) > allowed(word, c) {
+			continue // A cheap answer for nearly all words: each letter of the difference is one that is wrong.
 		}
 		if n := distance(strings.ToLower(word), strings.ToLower(c)); n <= allowed(word, c) && (best == "" || n < least) {
 			best, least = c, n
