@@ -2,7 +2,6 @@
 package spelling
 
 import (
-	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -58,20 +57,19 @@ func distance(a, b string) int {
 		return longest
 	}
 	from, to := []rune(a), []rune(b)
-	var before, last []int
-	row := make([]int, len(to)+1)
+	before, last, row := make([]int, len(to)+1), make([]int, len(to)+1), make([]int, len(to)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range from {
-		before, last, row = last, row, make([]int, len(to)+1)
+		before, last, row = last, row, before
 		row[0] = i + 1
 		for j := range to {
 			cost := 1
 			if from[i] == to[j] {
 				cost = 0
 			}
-			row[j+1] = slices.Min([]int{last[j+1] + 1, row[j] + 1, last[j] + cost})
+			row[j+1] = min(last[j+1]+1, row[j]+1, last[j]+cost)
 			if i > 0 && j > 0 && from[i] == to[j-1] && from[i-1] == to[j] {
 				row[j+1] = min(row[j+1], before[j-1]+1)
 			}
