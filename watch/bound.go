@@ -80,18 +80,18 @@ func (b *bounds) omit(now time.Time, p Problem) {
 	b.omitted.Example = p
 }
 
-// summaryDue returns when the next summary is due, and whether there is one.
-func (b *bounds) summaryDue() (at time.Time, ok bool) {
+// summaryDue returns when the next summary is due; zero if there is none.
+func (b *bounds) summaryDue() time.Time {
 	if b == nil || b.omitted == nil {
-		return at, false
+		return time.Time{}
 	}
-	return b.next, true
+	return b.next
 }
 
 // summary returns one problem that counts the omitted ones, or none before it is due.
 // It forgets the namespaces that have their whole share again.
 func (b *bounds) summary(now time.Time) []Problem {
-	if at, ok := b.summaryDue(); !ok || now.Before(at) {
+	if at := b.summaryDue(); at.IsZero() || now.Before(at) {
 		return nil
 	}
 	for namespace, bucket := range b.namespaces {

@@ -82,10 +82,3 @@ func (e *HeldError) Error() string {
 		"its changes wait, for %v at most: on this node those of its namespace take more than 1/%d of a core", e.Longest,
 		e.Rest)
 }
-
-// releaseDue is when a held Service may go on, if there is one.
-func (w *Watcher) releaseDue() (due time.Time, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.index.due, !w.index.due.IsZero()
-}

@@ -121,13 +121,6 @@ func (ix *index) releaseAll() {
 	}
 }
 
-// removalDue is when retained Services have to go, if there are any.
-func (w *Watcher) removalDue() (due time.Time, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.index.retention.Next()
-}
-
 // bare returns what the Service is made of but for its endpoints, nil for nothing, and
 // what of it is retained. last is the Service as it was built last. While there are
 // slices, what is kept follows them, also when they say that there are no endpoints.

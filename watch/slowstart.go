@@ -2,7 +2,6 @@ package watch
 
 import (
 	"fmt"
-	"time"
 
 	"nftproxy/model/service"
 	"nftproxy/model/slowstart"
@@ -25,13 +24,6 @@ func (w *Watcher) growing(s service.Snapshot) service.Snapshot {
 	}
 	w.index.builder.SetGrowing(growing)
 	return w.index.builder.Snapshot()
-}
-
-// growthDue is when new endpoints have another part of their weight, if there are any.
-func (w *Watcher) growthDue() (due time.Time, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.grows, !w.grows.IsZero()
 }
 
 // SlowStartError says that endpoints of a Service that are new have their whole weight at once, although it asks for a

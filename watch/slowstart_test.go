@@ -75,8 +75,8 @@ func TestSlowStart(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		expect("nothing")
-		if due, ok := w.growthDue(); ok {
-			t.Errorf("nothing grows, and the next step is due at %s", due)
+		if next := w.nextEdit(); !next.IsZero() {
+			t.Errorf("nothing grows, and the next step is due at %s", next)
 		}
 
 		set(slice("1", "2", "3"))

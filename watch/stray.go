@@ -15,8 +15,9 @@ import (
 const (
 	// strayAge is how long an EndpointSlice waits for its Service before a report: it may come first.
 	strayAge = 30 * time.Second
-	// maxStrays bounds the strays with one key. Further ones are not named: so many are no mistake.
-	maxStrays = 100
+	// maxStrays bounds the strays with one key. Further ones are not named: so many are no mistake. Each Service without
+	// endpoints is compared with each stray of its namespace.
+	maxStrays = 20
 )
 
 // strayKey is what a Service finds the strays by that may be its own: its namespace, or else its name.
@@ -150,8 +151,11 @@ func (s *stray) problem(j *joined) Problem {
 
 // reportStrays reports those that have been strays for long while a Service that they may be meant for has no
 // endpoint, each once. One without the label has been reported when it came.
-func (ix *index) reportStrays() {
-	ix.straysDue = time.Time{}
+func (ix *index) reportStrays(now time.Time) {
+	if ix.straysDue.IsZero() || now.Before(ix.straysDue) {
+		return
+	}
+	ix.at, ix.straysDue = now, time.Time{}
 	var found []Problem
 	for _, j := range ix.joined {
 		for _, s := range ix.straysOf(j) {
@@ -180,11 +184,4 @@ func meantLabel(labels map[string]string) string {
 		}
 	}
 	return ""
-}
-
-// straysDue is when strays are looked at again, if there is a reason.
-func (w *Watcher) straysDue() (due time.Time, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.index.straysDue, !w.index.straysDue.IsZero()
 }

@@ -45,9 +45,7 @@ func (r *strayRig) slice(namespace, name, label string) {
 func (r *strayRig) after(d time.Duration) {
 	r.index.at = r.index.at.Add(d)
 	r.index.flush()
-	if !r.index.straysDue.IsZero() && !r.index.at.Before(r.index.straysDue) {
-		r.index.reportStrays()
-	}
+	r.index.reportStrays(r.index.at)
 }
 
 // want compares what is in the row of tenant/web, and what has been reported since the last call.

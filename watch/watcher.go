@@ -183,12 +183,11 @@ func (w *Watcher) change(edit func(*index)) {
 	if w.since.IsZero() {
 		w.since = now
 	}
-	taken, grows, due := w.running && w.synced && w.out.Empty(), w.grows, w.index.due
+	taken, next := w.running && w.synced && w.out.Empty(), w.nextEdit()
 	if taken {
 		w.put()
 	}
-	_, retains := w.index.retention.Next()
-	more := !taken || retains || w.grows != grows || w.index.due != due || len(w.index.problems) > 0 || w.outage.news
+	more := !taken || w.nextEdit() != next || len(w.index.problems) > 0 || w.outage.news
 	w.mu.Unlock()
 	if !more {
 		return
@@ -205,21 +204,12 @@ func (w *Watcher) loop(ctx context.Context) {
 	w.running = true
 	w.mu.Unlock()
 	for {
-		var summary, removal, growth, release, strays <-chan time.Time
-		if due, ok := w.removalDue(); ok {
-			removal = time.After(time.Until(due))
-		}
-		if due, ok := w.bounds.summaryDue(); ok {
-			summary = time.After(time.Until(due))
-		}
-		if due, ok := w.growthDue(); ok {
-			growth = time.After(time.Until(due))
-		}
-		if due, ok := w.releaseDue(); ok {
-			release = time.After(time.Until(due))
-		}
-		if due, ok := w.straysDue(); ok {
-			strays = time.After(time.Until(due))
+		w.mu.Lock()
+		next := pace.Soonest(w.nextEdit(), w.bounds.summaryDue())
+		w.mu.Unlock()
+		var due <-chan time.Time
+		if !next.IsZero() {
+			due = time.After(time.Until(next))
 		}
 		select {
 		case <-ctx.Done():
@@ -229,20 +219,23 @@ func (w *Watcher) loop(ctx context.Context) {
 			w.mu.Unlock()
 			w.report(w.bounds.admit(time.Now(), problems))
 			return
-		case <-growth:
-			w.change(func(*index) {})
-		case <-release:
-			w.change(func(*index) {})
-		case now := <-strays:
-			w.change(func(ix *index) { ix.at = now; ix.reportStrays() })
 		case <-w.wake:
 			w.publish()
-		case <-summary:
-			w.report(w.bounds.summary(time.Now()))
-		case now := <-removal:
-			w.change(func(ix *index) { ix.endRetention(now) })
+		case now := <-due:
+			w.report(w.bounds.summary(now))
+			w.change(func(ix *index) {
+				ix.endRetention(now)
+				ix.reportStrays(now)
+			})
 		}
 	}
+}
+
+// nextEdit is when the index changes although its source is silent: Services are retained no longer, strays are old
+// enough for a report, and with each snapshot held Services go on and new endpoints have more of their weight. It is
+// zero for never. The caller holds the lock.
+func (w *Watcher) nextEdit() time.Time {
+	return pace.Soonest(w.index.retention.Next(), w.index.straysDue, w.index.due, w.grows)
 }
 
 // publish puts the snapshot into the mailbox if it has changed, and then reports the

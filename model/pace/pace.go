@@ -85,6 +85,16 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
+// Soonest returns the earliest of those times that are not zero, and zero if there is none.
+func Soonest(times ...time.Time) (first time.Time) {
+	for _, t := range times {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}
+
 // Earlier returns the earlier of two times.
 func Earlier(a, b time.Time) time.Time {
 	if b.Before(a) {

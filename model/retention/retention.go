@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/service"
 )
 
@@ -95,16 +96,13 @@ func (r *Retention) Away(away bool, now time.Time) {
 	r.away = away
 }
 
-// Next returns the time at which to call Due; ok is false if there is none. It costs the same for
+// Next returns the time at which to call Due; zero if there is none. It costs the same for
 // any number of Services.
-func (r *Retention) Next() (due time.Time, ok bool) {
+func (r *Retention) Next() time.Time {
 	if r.away || len(r.until) == 0 {
-		return due, false
+		return time.Time{}
 	}
-	if first := r.earliest(); r.first.Before(first) {
-		return first, true
-	}
-	return r.first, true
+	return pace.Later(r.first, r.earliest())
 }
 
 // Last returns when the last retained Service is due, as far as known, and whether the

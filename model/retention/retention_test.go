@@ -52,8 +52,8 @@ func TestPeriod(t *testing.T) {
 	if !r.Judge(names(1, 29), 29, later) { // 19 of them again
 		t.Fatal("the second list was not suspicious")
 	}
-	if due, ok := r.Next(); !ok || !due.Equal(start.Add(5*time.Minute)) {
-		t.Errorf("next at %v (%t)", due, ok)
+	if due := r.Next(); !due.Equal(start.Add(5 * time.Minute)) {
+		t.Errorf("next at %v", due)
 	}
 	if due, away := r.Last(); away || !due.Equal(later.Add(5*time.Minute)) {
 		t.Errorf("last at %v (away: %t)", due, away)
@@ -67,7 +67,7 @@ func TestPeriod(t *testing.T) {
 	if due := r.Due(later.Add(5 * time.Minute)); !slices.Equal(due, names(20, 10)) {
 		t.Errorf("due later: %v", due)
 	}
-	if _, ok := r.Next(); ok || r.Len() != 0 {
+	if !r.Next().IsZero() || r.Len() != 0 {
 		t.Error("something is left")
 	}
 }
@@ -79,7 +79,7 @@ func TestAway(t *testing.T) {
 		r, start := retention.New(c.period), begin()
 		r.Judge(names(0, 10), 10, start)
 		r.Away(true, start.Add(time.Second))
-		if _, ok := r.Next(); ok {
+		if !r.Next().IsZero() {
 			t.Error("something is due while the source is away")
 		}
 		if due := r.Due(start.Add(time.Hour)); due != nil {
@@ -88,8 +88,8 @@ func TestAway(t *testing.T) {
 		back := start.Add(2 * time.Hour)
 		r.Away(false, back)
 		r.Away(false, back.Add(c.wait/2)) // no news
-		if due, ok := r.Next(); !ok || !due.Equal(back.Add(c.wait)) {
-			t.Errorf("next at %v (%t)", due, ok)
+		if due := r.Next(); !due.Equal(back.Add(c.wait)) {
+			t.Errorf("next at %v", due)
 		}
 		if due := r.Due(back.Add(c.wait - 1)); due != nil {
 			t.Errorf("removed at once: %v", due)
