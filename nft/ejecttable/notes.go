@@ -19,31 +19,26 @@ import (
 	"nftproxy/nft"
 )
 
-// The names of the sets. Each has a text for each endpoint, "shop/web TCP 80 10.0.0.1:8080 1795694587 5 connections
-// without answer", as comments of up to nft.MaxComment bytes: an element's key is a hash of the text, and its last byte
-// the number of the piece. growing has a share such as "1/4" in place of a reason.
-const (
-	leftOut = "left-out"
-	growing = "growing"
-)
+// noted is the name of the set. It has a text for each endpoint, "shop/web TCP 80 10.0.0.1:8080 1795694587 0/4 5
+// connections without answer", as comments of up to nft.MaxComment bytes: an element's key is a hash of the text, and
+// its last byte the number of the piece. One that is growing has another share and no reason.
+const noted = "endpoints"
 
 const (
 	keySize, pieces = 16, 1 << 8
 	// mostOfOne is how many elements one message may have: an attribute has at most 64 KiB.
 	mostOfOne = 256
-	// mostElements is the size of a set: 256 kB. The kernel does not make a set with a size larger, which would hide
+	// mostElements is the size of the set: 256 kB. The kernel does not make a set with a size larger, which would hide
 	// elements from a reader meanwhile. Endpoints beyond it are not shown.
 	mostElements = 1 << 14
 )
 
-func sets() []string { return []string{leftOut, growing} }
-
-func setOf(table *nftables.Table, name string) *nftables.Set {
-	return &nftables.Set{Table: table, Name: name, KeyType: nftables.TypeIP6Addr, Size: mostElements}
+func setOf(table *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: table, Name: noted, KeyType: nftables.TypeIP6Addr, Size: mostElements}
 }
 
-// Set replaces the adjustments. There are several transactions if much of it is new. If nothing has changed, it looks
-// whether another program has removed what is there.
+// Set replaces the adjustments. There are several transactions if much of it is new. What another program has removed
+// is made anew.
 func (t *Table) Set(a service.Adjustments) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,22 +50,22 @@ func (t *Table) Set(a service.Adjustments) error {
 	case t.conn == nil:
 		return t.open() // It replaces what an earlier process has left.
 	}
-	for _, set := range sets() {
-		if t.change(set, differences(before, a, set), differences(a, before, set)) != nil {
-			return t.make()
-		}
+	_, err := t.conn.GetSetByName(t.table(), noted)
+	if err != nil || errors.Join(t.write(elements(differences(before, a)), t.conn.SetAddElements),
+		t.write(elements(differences(a, before)), t.conn.SetDeleteElements)) != nil {
+		return t.make()
 	}
 	return nil
 }
 
-// differences are the texts of a set that only the second one of two has.
-func differences(old, next service.Adjustments, set string) (texts []string) {
+// differences are the texts that only the second one of two has.
+func differences(old, next service.Adjustments) (texts []string) {
 	for c := range treap.Diff(old, next) {
 		was := map[string]bool{}
-		for _, a := range of(c.Old, set) {
+		for _, a := range c.Old.All() {
 			was[noteText(c.Key, a)] = true
 		}
-		for _, a := range of(c.New, set) {
+		for _, a := range c.New.All() {
 			if text := noteText(c.Key, a); !was[text] {
 				texts = append(texts, text)
 			}
@@ -79,32 +74,11 @@ func differences(old, next service.Adjustments, set string) (texts []string) {
 	return texts
 }
 
-// of returns the adjustments that a set has.
-func of(list *service.Adjusted, set string) (has []service.Adjustment) {
-	for _, a := range list.All() {
-		if (a.Share == service.NoShare) == (set == leftOut) {
-			has = append(has, a)
-		}
-	}
-	return has
-}
-
-// change writes what has come and removes what has gone. If nothing has, it looks whether the set is there.
-func (t *Table) change(set string, come, gone []string) error {
-	if len(come)+len(gone) == 0 && t.told.Len() > 0 {
-		_, err := t.conn.GetSetByName(t.table(), set)
-		return err
-	}
-	return errors.Join(t.write(set, elements(come), t.conn.SetAddElements),
-		t.write(set, elements(gone), t.conn.SetDeleteElements))
-}
-
-// write adds elements to a set, or deletes them.
-func (t *Table) write(set string, list []nftables.SetElement,
-	how func(*nftables.Set, []nftables.SetElement) error) error {
+// write adds elements, or deletes them.
+func (t *Table) write(list []nftables.SetElement, how func(*nftables.Set, []nftables.SetElement) error) error {
 	for some := range slices.Chunk(list, mostOfOne) {
-		if err := errors.Join(how(setOf(t.table(), set), some), t.conn.Flush()); err != nil {
-			return fmt.Errorf("write the set %s of table %s: %w", set, t.name, err)
+		if err := errors.Join(how(setOf(t.table()), some), t.conn.Flush()); err != nil {
+			return fmt.Errorf("write the set %s of table %s: %w", noted, t.name, err)
 		}
 	}
 	return nil
@@ -125,11 +99,8 @@ func elements(texts []string) (list []nftables.SetElement) {
 }
 
 func noteText(name service.Name, a service.Adjustment) string {
-	why := a.Why
-	if a.Share != service.NoShare {
-		why = a.Share.String()
-	}
-	text := fmt.Sprintf("%s %s %d %s %d %s", name, a.Protocol, a.Port, a.Addr, a.Since.Unix(), strings.Map(printable, why))
+	text := fmt.Sprintf("%s %s %d %s %d %s %s", name, a.Protocol, a.Port, a.Addr, a.Since.Unix(), a.Share,
+		strings.Map(printable, a.Why))
 	return text[:min(len(text), pieces*nft.MaxComment)]
 }
 
@@ -149,16 +120,14 @@ func Read(services string) (adjustments service.Adjustments, err error) {
 	if err != nil {
 		return adjustments, fmt.Errorf("open nftables: %w", err)
 	}
+	list, err := conn.GetSetElements(setOf(&nftables.Table{Family: nftables.TableFamilyINet, Name: Name(services)}))
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return adjustments, fmt.Errorf("read table %s: %w", Name(services), err)
+	}
 	of := map[service.Name][]service.Adjustment{}
-	for _, set := range sets() {
-		texts, err := read(conn, Name(services), set)
-		if err != nil {
-			return adjustments, fmt.Errorf("read table %s: %w", Name(services), err)
-		}
-		for _, text := range texts {
-			if name, a, ok := parseText(text, set); ok {
-				of[name] = append(of[name], a)
-			}
+	for _, text := range texts(list) {
+		if name, a, ok := parseText(text); ok {
+			of[name] = append(of[name], a)
 		}
 	}
 	for name, list := range of {
@@ -167,14 +136,8 @@ func Read(services string) (adjustments service.Adjustments, err error) {
 	return adjustments, nil
 }
 
-// read returns the texts of a set.
-func read(conn *nftables.Conn, table, set string) (texts []string, err error) {
-	list, err := conn.GetSetElements(setOf(&nftables.Table{Family: nftables.TableFamilyINet, Name: table}, set))
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
+// texts puts pieces together.
+func texts(list []nftables.SetElement) (texts []string) {
 	slices.SortFunc(list, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
 	text := ""
 	for i, e := range list {
@@ -184,26 +147,21 @@ func read(conn *nftables.Conn, table, set string) (texts []string, err error) {
 		}
 		texts, text = append(texts, text), ""
 	}
-	return texts, nil
+	return texts
 }
 
-// parseText reads what noteText writes into a set.
-func parseText(text, set string) (name service.Name, a service.Adjustment, ok bool) {
-	fields := strings.SplitN(text, " ", 6)
-	if len(fields) < 6 {
+// parseText reads what noteText writes.
+func parseText(text string) (name service.Name, a service.Adjustment, ok bool) {
+	fields := strings.SplitN(text, " ", 7)
+	if len(fields) < 7 {
 		return "", a, false
 	}
 	protocol, protocolErr := service.ParseProtocol(fields[1])
 	port, portErr := strconv.ParseUint(fields[2], 10, 16)
 	addr, addrErr := netip.ParseAddrPort(fields[3])
 	since, sinceErr := strconv.ParseInt(fields[4], 10, 64)
+	share, ok := service.ParseShare(fields[5])
 	a.PortEndpoint = service.PortEndpoint{Protocol: protocol, Port: uint16(port), Addr: addr}
-	a.Since, a.Share, a.Why = time.Unix(since, 0), service.NoShare, fields[5]
-	if set == growing {
-		a.Share, ok = service.ParseShare(a.Why)
-		if a.Why = ""; !ok || a.Share == service.NoShare {
-			return "", a, false
-		}
-	}
-	return service.Name(fields[0]), a, errors.Join(protocolErr, portErr, addrErr, sinceErr) == nil
+	a.Share, a.Since, a.Why = share, time.Unix(since, 0), fields[6]
+	return service.Name(fields[0]), a, ok && errors.Join(protocolErr, portErr, addrErr, sinceErr) == nil
 }

@@ -94,7 +94,7 @@ func TestLeft(t *testing.T) {
 	}
 	want("made anew", small)
 	write(service.Adjustments{})
-	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { ::1 comment "shop/web tcp", 1::1 comment "a/b `+
+	if err := cmd.Load(ns, `add element inet nftproxy-eject endpoints { ::1 comment "shop/web tcp", 1::1 comment "a/b `+
 		`tcp 80 nowhere 1 x", 2::1 }`); err != nil {
 		t.Fatal(err)
 	}
@@ -155,8 +155,8 @@ func TestGrowth(t *testing.T) {
 	set(table.Set(of(3, service.Half, left)))
 	want("both", of(3, service.Half, left))
 	set(table.Set(of(0, service.Half, left)))
-	set(cmd.Load(ns, `add element inet nftproxy-eject growing { ::1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", `+
-		`1::1 comment "a/b TCP 80 10.0.0.1:80 1 4/4", 2::1 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 3::1 }`))
+	set(cmd.Load(ns, `add element inet nftproxy-eject endpoints { ::1 comment "a/b TCP 80 10.0.0.1:80 1 1/10 ", `+
+		`1::1 comment "a/b TCP 80 10.0.0.1:80 1 4/4 ", 2::1 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 3::1 }`))
 	want("with texts of others", of(0, service.Half, left))
 	set(cmd.Load(ns, "flush ruleset"))
 	set(table.Set(of(1, service.Quarter, left)))
@@ -191,7 +191,7 @@ func TestNotesChange(t *testing.T) {
 			}
 		}
 		if step%10 == 9 {
-			if err := cmd.Load(ns, "flush set inet nftproxy-eject growing"); err != nil {
+			if err := cmd.Load(ns, "flush set inet nftproxy-eject endpoints"); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -1,6 +1,6 @@
 // Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer, and tells
 // other processes which endpoints the node does without and which are growing: a rule counts the first packets that
-// clients repeat, and two sets have a comment for each endpoint. The program of the Services (nft/ruleset) has none of
+// clients repeat, and a set has a comment for each endpoint. The program of the Services (nft/ruleset) has none of
 // them, so that neither is changed with the other.
 //
 // The package does not decide what is done about it, and changes no packet: its only chain accepts all.
@@ -43,7 +43,7 @@ type Table struct {
 	netns int
 	// hears says that the table has the rule.
 	hears bool
-	// told is what the sets have: what is left out, and what is growing.
+	// told is what the set has: what is left out, and what is growing.
 	told service.Adjustments
 	// conn is nil until the table is made.
 	conn   *nftables.Conn
@@ -111,10 +111,8 @@ func (t *Table) make() error {
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	for _, set := range sets() {
-		if err := t.conn.AddSet(setOf(table, set), nil); err != nil {
-			return fmt.Errorf("make table %s: %w", t.name, err)
-		}
+	if err := t.conn.AddSet(setOf(table), nil); err != nil {
+		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
 	if t.hears {
 		t.conn.AddObj(&nftables.NamedObj{Table: table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
@@ -127,13 +125,8 @@ func (t *Table) make() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	for _, set := range sets() {
-		list := elements(differences(service.Adjustments{}, t.told, set))
-		if err := t.write(set, list[:min(len(list), mostElements)], t.conn.SetAddElements); err != nil {
-			return err
-		}
-	}
-	return nil
+	list := elements(differences(service.Adjustments{}, t.told))
+	return t.write(list[:min(len(list), mostElements)], t.conn.SetAddElements)
 }
 
 // repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel
