@@ -135,7 +135,7 @@ func newEjectWorld(t *testing.T, nodes int) *ejectWorld {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.pods[node], w.endpoints[node], w.visits[node] = pod, pod.Addrs.V4(), serveVisits(t, pod, node)
+		w.pods[node], w.endpoints[node], w.visits[node] = pod, pod.Addrs.V4(), serveVisits(t, pod, 8080, node)
 	}
 	return w
 }
@@ -149,11 +149,11 @@ func (w *ejectWorld) startEjecting(t *testing.T) *running {
 	return r
 }
 
-// serveVisits answers on port 8080 of all addresses of the pod with its name and the client's address, and says who
+// serveVisits answers on a port of all addresses of the pod with its name and the client's address, and says who
 // connected.
-func serveVisits(t *testing.T, pod *testnet.Pod, id string) chan netip.Addr {
+func serveVisits(t *testing.T, pod *testnet.Pod, port uint16, id string) chan netip.Addr {
 	t.Helper()
-	l, err := pod.NS.Listen(t.Context(), "tcp", "0.0.0.0:8080")
+	l, err := pod.NS.Listen(t.Context(), "tcp", netip.AddrPortFrom(netip.IPv4Unspecified(), port).String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -239,7 +239,7 @@ func TestEjectThousand(t *testing.T) {
 		testnet.Require(t, w.Node.AddRoute(many, w.RemoteAddrs.V4()))
 		testnet.Require(t, testnet.End{NS: w.Remote, Link: pod.HostInterface}.Route(many, pod.Addrs.V4()))
 		testnet.Require(t, pod.NS.AddAddr("lo", many)) // all of them
-		serveVisits(t, pod, node)
+		serveVisits(t, pod, 8080, node)
 	}
 	at := func(node, i, j int) netip.Addr {
 		n := i*each + j

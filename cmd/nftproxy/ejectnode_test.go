@@ -203,10 +203,11 @@ func TestEjectNeighbour(t *testing.T) {
 	}
 	silent := map[netip.Addr]string{w.endpoints["node-1"]: "node-1", w.endpoints["node-3"]: "node-3",
 		w.client.Addrs.V4(): "node-1"}
-	serveVisits(t, w.client, "client")
+	serveVisits(t, w.client, 8080, "client")
 	for _, a := range dead {
 		silent[a] = "node-2"
 	}
+	asked := serveVisits(t, w.pods["node-2"], 10256, "node-2")
 	partition(t, w, "10.244.1.96/27")
 	r := w.startWithServer(t, w.Outside, w.OutsideAddrs.V4(), serviceManifest("shop", "web", "10.96.0.10", silent)+
 		serviceManifest("shop", "b", "10.96.0.11", endpoints)+w.nodes())
@@ -217,7 +218,7 @@ func TestEjectNeighbour(t *testing.T) {
 		return n == len(dead)
 	})
 	for range 2 { // Their node is asked and answers meanwhile.
-		awaitVisit(t, w.visits["node-3"], w.NodeAddrs.V4())
+		awaitVisit(t, asked, w.NodeAddrs.V4())
 	}
 	stop()
 	r.end()

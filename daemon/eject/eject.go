@@ -95,15 +95,16 @@ type Ejector struct {
 	cpu    func() time.Duration // of the calling thread so far
 	// unreported is the CPU time since the last report.
 	unreported time.Duration
-	look       time.Time // when the next look is due
-	again      time.Time // when there is more to ask; zero for no time
-	// soonest is when a look may be at all, and heard when Repeats was called, which said repeats. deaf is its error.
-	soonest, heard time.Time
-	repeats        uint64
-	deaf           error
-	seen           *service.Snapshot // by the machine
-	verdict        ejection.Verdict
-	set            service.Adjustments
+	// look is when the next look is due, soonest when one may be if packets are repeated, and again when there is more to
+	// ask; zero for no time.
+	look, soonest, again time.Time
+	// heard is when Repeats was called, which said repeats. deaf is its error.
+	heard   time.Time
+	repeats uint64
+	deaf    error
+	seen    *service.Snapshot // by the machine
+	left    []ejection.Left   // as reported
+	set     service.Adjustments
 }
 
 type answered struct {
@@ -140,71 +141,69 @@ func (e *Ejector) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		var news []answered
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-e.notified:
 		case a := <-e.answers:
-			e.learn(a)
+			news = append(news, a)
 		case <-timer.C:
 		}
+		for range len(e.answers) {
+			news = append(news, <-e.answers)
+		}
 		if s := e.snapshot.Load(); s != nil {
-			e.work(ctx, s)
+			e.work(ctx, s, news)
 		}
 		timer.Reset(time.Until(e.next()))
-		if !pause(ctx, max(soon, min(every, time.Until(e.budget.Ready())))) {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(max(soon, min(every, time.Until(e.budget.Ready())))):
 		}
 	}
 }
 
-// work does a step and charges the budget.
-func (e *Ejector) work(ctx context.Context, s *service.Snapshot) {
+// work takes what is new, does a step, charges the budget, and reports.
+func (e *Ejector) work(ctx context.Context, s *service.Snapshot, news []answered) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	began, before := e.cpu(), e.verdict
+	began, asks := e.cpu(), 0
 	var report Report
-	e.hear(time.Now())
-	if !time.Now().Before(e.look) {
+	for _, a := range news {
+		e.machine.Answered(time.Now(), a.ask, a.answer, a.facts)
+	}
+	if e.hear(time.Now()); !time.Now().Before(e.look) {
 		e.lookAt(ctx, s, &report)
 	}
-	asks := 0
 	if s != e.seen {
-		e.machine.See(time.Now(), *s)
+		e.machine.See(*s)
 		e.seen = s
 	}
-	e.again = time.Time{}
-	if e.machine.Idle() && !report.Looked && len(before.Left) == 0 { // Only the counter was read.
-		e.unreported += e.cpu() - began
-		e.budget.Spend(time.Now(), e.cpu()-began)
-		return
-	}
-	if !e.machine.Idle() {
+	quiet := e.machine.Idle() && !report.Looked && len(e.left) == 0 // Only the counter was read.
+	if e.again = (time.Time{}); !quiet {
 		var list []ejection.Ask
-		list, e.again = e.machine.Ask(time.Now())
+		report.Verdict, list, e.again = e.machine.Step(time.Now())
 		for _, a := range list {
 			asks += max(1, len(a.To))
 			go e.ask(ctx, a)
 		}
+		report.Added, report.Returned = missing(report.Left, e.left), missing(e.left, report.Left)
+		e.left = report.Left
 	}
-	e.verdict = e.machine.Decide(time.Now())
-	report.Verdict = e.verdict
-	report.Added, report.Returned = missing(e.verdict.Left, before.Left), missing(before.Left, e.verdict.Left)
 	report.CPU = max(report.CPU, e.cpu()-began) + time.Duration(asks)*askCost
 	e.budget.Spend(time.Now(), report.CPU)
 	if report.Looked {
 		e.soonest = pace.Later(e.soonest, e.budget.Ready())
 		e.look = pace.Later(e.look, e.soonest)
 	}
-	if ctx.Err() != nil {
+	if report.CPU, e.unreported = report.CPU+e.unreported, 0; quiet || ctx.Err() != nil {
+		e.unreported = report.CPU
 		return
 	}
-	report.CPU, e.unreported = report.CPU+e.unreported, 0
 	e.config.Observe(report)
-	if len(report.Added)+len(report.Returned) == 0 {
-		return
-	}
-	if next := e.verdict.Adjustments(e.set); next.Len()+e.set.Len() > 0 {
+	if next := report.Adjustments(e.set); len(report.Added)+len(report.Returned) > 0 && next.Len()+e.set.Len() > 0 {
 		e.set = next
 		e.config.Set(next)
 	}
@@ -249,9 +248,8 @@ func (e *Ejector) hear(now time.Time) {
 	if !e.listens() || now.Before(e.heard.Add(listen)) {
 		return
 	}
-	e.heard = now
 	n, err := e.config.Repeats()
-	switch {
+	switch e.heard = now; {
 	case err != nil: // Until it can be heard again, there are as many looks as without.
 		if e.heard = now.Add(retry); e.deaf == nil {
 			e.look = e.soonest
@@ -260,26 +258,6 @@ func (e *Ejector) hear(now time.Time) {
 		e.repeats, e.look = n, e.soonest
 	}
 	e.deaf = err
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
-func (e *Ejector) learn(a answered) {
-	for {
-		e.machine.Answered(time.Now(), a.ask, a.answer, a.facts)
-		select {
-		case a = <-e.answers:
-		default:
-			return
-		}
-	}
 }
 
 // asked says whether any Service may have a mode, or a stronger one.
@@ -313,18 +291,17 @@ func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot, report *Repor
 	})
 	report.Looked, report.CPU, report.Err = true, cpu, errors.Join(err, e.deaf)
 	now := time.Now()
-	if e.soonest = now.Add(listen); err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
+	if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
 		e.look, e.soonest = now.Add(retry), now.Add(retry)
 		return
 	}
 	e.machine.Looked(now, flows)
+	e.soonest = now.Add(every)
 	switch {
 	case e.machine.Waiting():
 		// The same connection in two looks has waited for at least the time between them.
-		e.soonest = now.Add(every)
 		e.look = e.soonest
 	case e.config.Repeats != nil && e.deaf == nil:
-		e.soonest = now.Add(every)
 		e.look = now.Add(max(restIdle*cpu, idleMost))
 	case e.asked(s, ejection.On):
 		e.look = now.Add(max(every, min(restIdle*cpu, idleMost)))

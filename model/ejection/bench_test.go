@@ -27,11 +27,12 @@ func BenchmarkStep(b *testing.B) {
 			w := setUp(b)
 			for b.Loop() {
 				w.now = w.now.Add(time.Second)
-				asks, _ := w.machine.Ask(w.now)
+				_, asks, _ := w.machine.Step(w.now)
 				for _, a := range asks {
-					w.machine.Answered(w.now, a, ejection.Unanswered, ejection.Facts{})
+					came := w.ask(a)
+					w.machine.Answered(w.now, a, came.answer, came.facts)
 				}
-				w.machine.Decide(w.now)
+				w.machine.Step(w.now)
 			}
 		})
 		b.Run(fmt.Sprintf("look/services=%d", services), func(b *testing.B) {
@@ -42,7 +43,7 @@ func BenchmarkStep(b *testing.B) {
 				w.now = w.now.Add(time.Minute)
 				w.machine.Looked(w.now, []ejection.Flow{{ID: w.ids, To: to}})
 				w.machine.Looked(w.now, nil) // It has been answered.
-				w.machine.Decide(w.now)
+				w.machine.Step(w.now)
 			}
 		})
 		b.Run(fmt.Sprintf("change/services=%d", services), func(b *testing.B) {
@@ -54,8 +55,8 @@ func BenchmarkStep(b *testing.B) {
 				w.set(next)
 				s := w.builder.Snapshot()
 				b.StartTimer()
-				w.machine.See(w.now, s)
-				w.machine.Decide(w.now)
+				w.machine.See(s)
+				w.machine.Step(w.now)
 			}
 		})
 	}

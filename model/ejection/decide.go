@@ -3,6 +3,7 @@ package ejection
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -12,88 +13,135 @@ import (
 	"nftproxy/model/service"
 )
 
-// Decide returns what is left out from now on, and why the rest is not.
-func (m *Machine) Decide(now time.Time) Verdict {
-	m.update(now)
-	return m.verdict
+// group is a Service with something that does not answer.
+type group struct {
+	name      service.Name
+	namespace string
+	suspects  []*endpoint // that it lists
+	left      []Left
+	held      []Held
+	// onDead are the TCP endpoints on dead nodes.
+	onDead []netip.AddrPort
+	// lacks says that no other endpoint of a port has answered since one that does not was first asked. ask has some to
+	// ask, and more is when there may be others.
+	lacks bool
+	ask   []netip.AddrPort
+	more  time.Time
 }
 
-// update judges the nodes, and decides again on the Services of which something has changed, and on those that hold
-// something: that depends on what others answer, too.
-func (m *Machine) update(now time.Time) {
-	m.judge(now)
-	changed := len(m.dirty) > 0
-	for name, w := range m.services {
-		if !m.dirty[name] && len(w.held) == 0 {
-			continue
-		}
-		changed = true
-		m.redo(now, name, w)
-		if len(w.suspects)+len(w.left)+len(w.members) == 0 {
-			delete(m.services, name)
+func (g *group) leaves(addr netip.AddrPort) bool {
+	return slices.ContainsFunc(g.left, func(l Left) bool { return l.Addr == addr && l.Protocol == service.TCP })
+}
+
+// again has the suspects that it keeps tried again.
+func (g *group) again() {
+	for _, e := range g.suspects {
+		if !g.leaves(e.addr) {
+			e.anew()
 		}
 	}
-	clear(m.dirty)
-	if !changed {
+}
+
+// list takes note that it lists a suspect, unless its namespace does so too often.
+func (g *group) list(e *endpoint, node string) bool {
+	of := 0
+	for _, l := range e.listings {
+		if l.group == g {
+			return true
+		}
+		if l.namespace == g.namespace {
+			of++
+		}
+	}
+	if of >= mostListings {
+		return false
+	}
+	e.listings, g.suspects = append(e.listings, listing{g, node}), append(g.suspects, e)
+	return true
+}
+
+// decide decides on the Services of which something has changed, and on those where it depends on what others answer.
+func (m *Machine) decide(now time.Time) {
+	if len(m.dirty) == 0 {
 		return
 	}
-	m.verdict.Left, m.verdict.Held = nil, nil
-	for _, w := range m.services {
-		m.verdict.Left = append(m.verdict.Left, w.left...)
-		m.verdict.Held = append(m.verdict.Held, w.held...)
+	names := slices.Sorted(maps.Keys(m.dirty))
+	clear(m.dirty)
+	for _, name := range names {
+		m.redo(now, name)
 	}
-	slices.SortFunc(m.verdict.Left, Left.compare)
+	for _, e := range slices.Clone(m.suspects) {
+		if len(e.listings) == 0 {
+			m.clear(e)
+		}
+	}
+	m.verdict.Left, m.verdict.Held = nil, nil
+	for _, g := range m.groups {
+		m.verdict.Left = append(m.verdict.Left, g.left...)
+		m.verdict.Held = append(m.verdict.Held, g.held...)
+	}
+	slices.SortFunc(m.verdict.Left, func(a, b Left) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Protocol, b.Protocol),
+			cmp.Compare(a.Adjustment.Port, b.Adjustment.Port), a.Addr.Compare(b.Addr))
+	})
 	slices.SortFunc(m.verdict.Held, func(a, b Held) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Why, b.Why))
 	})
 }
 
-// redo decides on one Service.
-func (m *Machine) redo(now time.Time, name service.Name, w *watched) {
-	was := map[service.PortEndpoint]Left{}
-	for _, l := range w.left {
-		was[l.PortEndpoint] = l
+// redo decides on one Service from what is known of its endpoints and of what it did without before.
+func (m *Machine) redo(now time.Time, name service.Name) {
+	g, before := m.groups[name], map[service.PortEndpoint]Left{}
+	if g == nil {
+		g = &group{}
+		m.groups[name] = g
 	}
-	w.left, w.held, w.members, w.spares = nil, nil, nil, nil
-	s := m.snapshot.Services.At(name)
-	if s == nil || m.mode(s) == Off {
-		return
+	for _, l := range g.left {
+		before[l.PortEndpoint] = l
 	}
-	whole := m.snapshot.Unadjusted(name)
-	for i := range whole.Ports {
-		if whole.Ports[i].IsRange() {
-			continue
+	for _, e := range g.suspects {
+		e.listings = slices.DeleteFunc(e.listings, func(l listing) bool { return l.group == g })
+	}
+	*g = group{name: name}
+	g.namespace, _ = name.Split()
+	if s := m.snapshot.Services.At(name); s != nil && m.mode(s) != Off {
+		whole := m.snapshot.Unadjusted(name)
+		for i := range whole.Ports {
+			for _, family := range ip.Families() {
+				d := decision{Machine: m, group: g, now: now, service: whole, port: &whole.Ports[i], family: family}
+				d.decide(before)
+			}
 		}
-		for _, family := range ip.Families() {
-			d := decision{Machine: m, now: now, watched: w, service: whole, port: &whole.Ports[i], family: family, was: was}
-			d.decide()
-		}
+	}
+	switch {
+	case len(g.suspects)+len(g.left)+len(g.held)+len(g.onDead) == 0:
+		delete(m.groups, name)
+	case len(g.held) > 0 || g.lacks:
+		m.dirty[name] = true
 	}
 }
 
 // decision is that on one Service port in one family.
 type decision struct {
 	*Machine
-	*watched
+	*group
 	now     time.Time
 	service *service.Service // as the API has it
 	port    *service.Port
 	family  ip.Family
-	was     map[service.PortEndpoint]Left
 
-	choice service.Choice
 	// lists are the endpoints that take connections, for each traffic policy in use, and out counts those left out of
 	// each.
 	lists [2]service.Addresses
 	out   [2]int
 	// gone are those that do not answer, and unsure those suspects that may.
 	gone   []gone
-	unsure []netip.AddrPort
-	// remote says that the port has endpoints on other nodes which are not gone; there and here are when one on another
-	// node and one on this node answered last.
+	unsure []*endpoint
+	others []other
+	// remote says that others are on other nodes; lastThere and lastHere are when one on another node and one on this node
+	// answered last.
 	remote              bool
 	lastThere, lastHere time.Time
-	spare               []spare
 }
 
 // gone is an endpoint that does not answer.
@@ -101,113 +149,111 @@ type gone struct {
 	addr  netip.AddrPort
 	node  *node     // that is dead; nil if the endpoint was asked itself
 	own   *endpoint // what is known of it if it was asked itself
-	begun time.Time
-	was   bool
+	here  bool      // on this node
+	begun time.Time // zero if it was left out before, as left says then
+	left  Left
 }
 
-func (d *decision) decide() {
+// other is another endpoint that takes connections; here says that it is on this node.
+type other struct {
+	addr netip.AddrPort
+	here bool
+	*endpoint
+}
+
+func (d *decision) decide(before map[service.PortEndpoint]Left) {
+	if d.port.IsRange() { // Its endpoints have no port to ask; they are those of the other ports.
+		return
+	}
 	if d.find(); len(d.gone)+len(d.unsure) == 0 {
 		return
 	}
-	d.choice = d.service.Choose(d.port, d.snapshot.Node, d.family)
-	d.lists = [2]service.Addresses{d.choice.Cluster, d.choice.Local}
-	takes := func(a netip.AddrPort) bool { return d.lists[0].Find(a) != nil || d.lists[1].Find(a) != nil }
-	d.gone = slices.DeleteFunc(d.gone, func(g gone) bool { return !takes(g.addr) })
-	d.unsure = slices.DeleteFunc(d.unsure, func(a netip.AddrPort) bool { return !takes(a) })
-	d.compare()
-	slices.SortStableFunc(d.gone, func(a, b gone) int {
-		if a.was != b.was {
-			return pick(a.was, -1, 1)
-		}
-		return a.begun.Compare(b.begun)
-	})
-	held := Held{d.service.Name, d.service.ID(d.port), len(d.gone), max(d.lists[0].Len(), d.lists[1].Len()), ""}
+	d.choose(before)
+	held := Held{d.name, d.service.ID(d.port), len(d.gone), max(d.lists[0].Len(), d.lists[1].Len()), ""}
 	for _, g := range d.gone {
-		if why := d.keeps(g); why != "" {
-			held.Why = cmp.Or(held.Why, why)
-			if g.node == nil {
-				d.unsure = append(d.unsure, g.addr)
-			}
-			continue
+		if why := d.keeps(g); why == "" {
+			d.leave(g)
+		} else if held.Why = cmp.Or(held.Why, why); g.node == nil {
+			d.unsure = append(d.unsure, g.own)
 		}
-		d.leave(g)
 	}
 	if held.Why != "" {
 		d.held = append(d.held, held)
 	}
-	if len(d.unsure) > 0 {
-		d.spares = append(d.spares, d.spare...)
-	}
+	d.askOthers()
 }
 
 // find finds the endpoints that do not answer.
 func (d *decision) find() {
 	for chunk := range d.port.Endpoints.Chunks() {
 		for i := range chunk {
-			e := &chunk[i]
-			if !e.Ready || !d.family.Has(e.Addr.Addr()) {
-				continue
-			}
-			g := gone{addr: e.Addr}
-			if n := d.nodes[e.Node]; n != nil && n.dead {
-				if g.begun = n.begun; !n.living[e.Addr] {
-					g.node = n
-				}
-				if d.port.Protocol == service.TCP {
-					d.members = append(d.members, e.Addr)
-				}
-			}
-			if _, suspected := d.suspects[e.Addr]; suspected && d.port.Protocol == service.TCP {
-				if own := d.endpoints[e.Addr]; own.confirmed() {
-					g.own, g.begun = own, own.begun
-				} else if g.node == nil {
-					d.unsure = append(d.unsure, e.Addr)
-				}
-			}
-			if g.node != nil || g.own != nil {
-				_, g.was = d.was[d.port.At(e.Addr)]
-				d.gone = append(d.gone, g)
+			if e := &chunk[i]; e.Ready && d.family.Has(e.Addr.Addr()) {
+				d.look(e)
 			}
 		}
 	}
 }
 
-// compare finds out which other endpoints of the port answer, and chooses some to ask.
-func (d *decision) compare() {
-	missing := map[netip.AddrPort]bool{}
-	for _, g := range d.gone {
-		missing[g.addr] = true
+// look finds out whether an endpoint answers.
+func (d *decision) look(e *service.Endpoint) {
+	g, own, tcp := gone{addr: e.Addr}, d.endpoints[e.Addr], d.port.Protocol == service.TCP
+	if n := d.nodes[e.Node]; n != nil && n.isDead() {
+		if own == nil || !own.answered.After(n.died) {
+			g.node, g.begun = n, n.begun
+		}
+		if tcp {
+			d.onDead = append(d.onDead, e.Addr)
+		}
 	}
-	var here []spare
-	seen := [2]int{}
+	if own != nil && own.suspected && tcp && d.list(own, e.Node) {
+		if own.confirmed() {
+			g.own, g.begun = own, own.begun
+		} else if g.node == nil {
+			d.unsure = append(d.unsure, own)
+		}
+	}
+	if g.node != nil || g.own != nil {
+		d.gone = append(d.gone, g)
+	}
+}
+
+// choose keeps to the endpoints that take connections, and finds the others of these. Those that were left out before
+// come first.
+func (d *decision) choose(before map[service.PortEndpoint]Left) {
+	choice := d.service.Choose(d.port, d.snapshot.Node, d.family)
+	d.lists = [2]service.Addresses{choice.Cluster, choice.Local}
+	takes := func(a netip.AddrPort) bool { return d.lists[0].Find(a) != nil || d.lists[1].Find(a) != nil }
+	here := func(a netip.AddrPort) bool { return choice.OnNode.Find(a) != nil || d.here(a.Addr()) }
+	d.gone = slices.DeleteFunc(d.gone, func(g gone) bool { return !takes(g.addr) })
+	d.unsure = slices.DeleteFunc(d.unsure, func(e *endpoint) bool { return !takes(e.addr) })
+	missing := map[netip.AddrPort]bool{}
+	for i := range d.gone {
+		g := &d.gone[i]
+		missing[g.addr], g.here = true, here(g.addr)
+		if left, was := before[d.port.At(g.addr)]; was {
+			g.left, g.begun = left, time.Time{}
+		}
+	}
+	slices.SortStableFunc(d.gone, func(a, b gone) int { return a.begun.Compare(b.begun) })
 	for _, list := range d.lists {
 		for a := range list.All() {
-			if missing[a] {
-				continue
-			}
-			s := spare{a, d.choice.OnNode.Find(a) != nil || d.Machine.here(a.Addr())}
-			known := d.endpoints[a]
-			into, n := &d.spare, &seen[0]
-			last := &d.lastThere
-			if d.remote = d.remote || !s.here; s.here {
-				into, n, last = &here, &seen[1], &d.lastHere
-			}
-			if known != nil {
-				*last = pace.Later(*last, known.answered)
-			}
-			if d.suspected[a] {
-				continue
-			}
-			// A random choice of all.
-			if *n++; len(*into) < spares {
-				*into = append(*into, s)
-			} else if at := int(d.jitter() * float64(*n)); at < spares {
-				(*into)[at] = s
+			if !missing[a] {
+				missing[a] = true
+				d.other(other{a, here(a), d.endpoints[a]})
 			}
 		}
 	}
-	if !d.remote {
-		d.spare = here
+}
+
+func (d *decision) other(o other) {
+	d.others = append(d.others, o)
+	d.remote = d.remote || !o.here
+	switch {
+	case o.endpoint == nil:
+	case o.here:
+		d.lastHere = pace.Later(d.lastHere, o.answered)
+	default:
+		d.lastThere = pace.Later(d.lastThere, o.answered)
 	}
 }
 
@@ -220,14 +266,13 @@ func (d *decision) keeps(g gone) Reason {
 	}
 	since := func(t time.Time) bool { return !t.IsZero() && !t.Before(g.begun) }
 	switch {
-	case g.was:
-	case d.ownNetwork(d.now), g.node == nil &&
-		g.own.missed.Before(pace.Later(d.watched.back, d.Machine.back).Add(Patience)):
+	case g.begun.IsZero():
+	case d.ownNetwork(d.now):
 		return OwnNetwork
 	case g.node != nil, since(d.lastThere):
 	case d.remote, !since(d.lastHere):
 		return NoControl
-	case !since(d.elsewhere):
+	case !g.here && !since(d.elsewhere):
 		return OwnNetwork
 	}
 	return ""
@@ -239,10 +284,10 @@ func (d *decision) leave(g gone) {
 			d.out[i]++
 		}
 	}
-	l, was := d.was[d.port.At(g.addr)]
-	if !was {
-		l = Left{Service: d.service.Name, Port: d.service.ID(d.port)}
-		l.Adjustment = service.Adjustment{PortEndpoint: d.port.At(g.addr), Share: service.NoShare, Since: d.now}
+	l := g.left
+	if !g.begun.IsZero() {
+		l = Left{Service: d.name, Port: d.service.ID(d.port)}
+		l.PortEndpoint, l.Share, l.Since = d.port.At(g.addr), service.NoShare, d.now
 		if g.own != nil {
 			l.Why = g.own.why()
 		} else {
@@ -251,4 +296,43 @@ func (d *decision) leave(g gone) {
 	}
 	l.Mode = d.mode(d.service)
 	d.left = append(d.left, l)
+}
+
+// askOthers chooses others to ask if none has answered since a suspect was first asked.
+func (d *decision) askOthers() {
+	last := d.lastThere
+	if !d.remote {
+		last = d.lastHere
+	}
+	if !slices.ContainsFunc(d.unsure, func(e *endpoint) bool { return e.begun.IsZero() || last.Before(e.begun) }) {
+		return
+	}
+	d.lacks = true
+	var some []netip.AddrPort
+	n, room := 0, controls
+	for _, o := range d.others {
+		switch {
+		case o.here && d.remote, o.endpoint != nil && o.suspected:
+		case o.endpoint == nil || o.asking == 0 && (!o.silent() || !d.now.Before(o.next)):
+			n++
+			some = choose(some, o.addr, n, controls, d.jitter)
+			d.more = d.now.Add(between)
+		case o.asking > 0 && d.now.Sub(o.asked) < between:
+			room--
+		case d.more.IsZero() || o.next.Before(d.more):
+			d.more = o.next
+		}
+	}
+	d.ask = append(d.ask, some[:min(len(some), max(0, room))]...)
+}
+
+// choose makes a random choice: of n things that come one after the other it keeps most. x is the last that has come.
+func choose[T any](kept []T, x T, n, most int, jitter func() float64) []T {
+	if len(kept) < most {
+		return append(kept, x)
+	}
+	if at := int(jitter() * float64(n)); at < most {
+		kept[at] = x
+	}
+	return kept
 }

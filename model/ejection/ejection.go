@@ -7,7 +7,6 @@
 package ejection
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -62,9 +61,7 @@ type Ask struct {
 
 	about *tries // nil for what the API server is asked
 	round uint
-	// services are told of the answer. elsewhere says that it comes from another node.
-	services  []service.Name
-	elsewhere bool
+	by    []*group // that are decided on again when there is an answer
 }
 
 // Answer is what came of an Ask.
@@ -110,11 +107,6 @@ type Left struct {
 	Port string
 	Mode Mode
 	service.Adjustment
-}
-
-func (l Left) compare(o Left) int {
-	return cmp.Or(cmp.Compare(l.Service, o.Service), cmp.Compare(l.Protocol, o.Protocol),
-		cmp.Compare(l.Adjustment.Port, o.Adjustment.Port), l.Addr.Compare(o.Addr))
 }
 
 // Held is a Service port that keeps endpoints which do not answer.
@@ -183,17 +175,17 @@ const (
 	fresh = 15 * time.Second
 
 	// mostSuspects bounds the endpoints that are suspected, and mostFlows the connections that are told apart for each.
-	// mostListed bounds how often the Services of a namespace list suspects; what is beyond keeps them.
+	// mostListings bounds how many Services of a namespace list the same suspect; those beyond keep it.
 	mostSuspects = 256
 	mostFlows    = 16
-	mostListed   = 1024
+	mostListings = 16
 	// asksRate and asksBurst bound the connects to endpoints and Nodes, and lookups those to the API server; the endpoints
 	// of dead nodes have a rate of their own. All are for a second.
 	asksRate, asksBurst     = 64, 128
 	lookupRate, lookupBurst = 8, 16
 	memberRate, memberBurst = 16, 16
-	// controls is how many other endpoints of a port are asked for comparison at a time, of spares that are known.
-	controls, spares = 3, 8
+	// controls is how many other endpoints of a port are asked for comparison at a time.
+	controls = 3
 	// references is how many other Nodes are to have answered before one is dead, and names how many are known by name.
 	references, names = 3, 32
 	// sampleAgain is the least time from one choice of names to the next.

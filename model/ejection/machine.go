@@ -22,7 +22,7 @@ import (
 //     port has answered since: the node may connect then. One on another node has to answer if there is any.
 //   - A port keeps half of the endpoints that take connections, and the last one.
 //   - Nothing more is left out while as many Nodes are silent as answer, or nothing elsewhere has answered: that may be
-//     this node's own network.
+//     this node's own network. What failed before something answered again is tried again.
 //
 // Which endpoints a Service has, and on which node they are, is what tenants write: it decides about that Service only,
 // and about which Node to ask. What is remembered and asked is bounded, and shared out among namespaces.
@@ -35,99 +35,120 @@ type Machine struct {
 	snapshot service.Snapshot
 	// lookup says that there is an API server to ask.
 	lookup bool
-	// endpoints has what was asked lately, suspected those of them that are suspected.
+	// endpoints has what was asked lately, suspects those of them that are suspected, by address.
 	endpoints map[netip.AddrPort]*endpoint
-	suspected map[netip.AddrPort]bool
+	suspects  []*endpoint
 	nodes     map[string]*node
 	dead      map[string]bool // those of nodes
 	names     []string        // some that slices have, as of sampled
 	sampled   time.Time
-	// services has those that list a suspect, or have endpoints on a dead node. dirty has those to decide on again, and
-	// listed counts the suspects in those of a namespace.
-	services map[service.Name]*watched
-	dirty    map[service.Name]bool
-	listed   map[string]int
-	queues   [3]queue
-	// elsewhere is when something on another node, or the API server, has answered last, and server when that one has.
-	elsewhere, server time.Time
-	// back is when a Node, or the API server, answered again after it had not.
-	back    time.Time
-	verdict Verdict
-}
+	// groups are the Services that list a suspect, or have endpoints on a dead node; dirty are those to decide on.
+	groups map[service.Name]*group
+	dirty  map[service.Name]bool
 
-// The queues.
-const (
-	connects = iota
-	lookups
-	members
-)
+	connects, lookups, members queue
+	// spoke is when a Node has answered a connect last, server when the API server has answered, and elsewhere when one of
+	// them has that is not on this node.
+	spoke, server, elsewhere time.Time
+	// away says that the API server gave no answer when it was asked last, and askServer when it may be asked again.
+	away      bool
+	askServer time.Time
+	verdict   Verdict
+}
 
 // endpoint is an address that was asked: that of a suspect, or of one for comparison.
 type endpoint struct {
 	addr netip.AddrPort
 	tries
-	// flows has the connections without an answer at the last look, with the time when each was first seen; unanswered
-	// counts those that had waited for Patience then or earlier.
+	suspected bool
+	// flows has the connections without an answer at the last look, with the time when each was first seen; unanswered is
+	// how many had waited for Patience, at most.
 	flows      map[uint32]time.Time
 	unanswered int
 	lastFlow   time.Time
-	// services are those that list the suspect.
-	services map[service.Name]bool
+	// listings are the Services that list the suspect, each with the node where its slices place it.
+	listings []listing
+}
+
+type listing struct {
+	*group
+	node string
 }
 
 // confirmed says that a client's connection had no answer, and those of the node's own neither.
 func (e *endpoint) confirmed() bool { return e.unanswered > 0 && e.failed >= enough }
 
-// watched is a Service with something silent.
-type watched struct {
-	// suspects has those that it lists, with the node where its slices place them.
-	suspects map[netip.AddrPort]string
-	left     []Left
-	held     []Held
-	// spares are some endpoints of ports with suspects that may show whether the node may connect. members are left out
-	// with their node.
-	spares  []spare
-	members []netip.AddrPort
-	// compare is when spares are asked next, and wait the time to the one after that.
-	compare time.Time
-	wait    time.Duration
-	// back is when one of its endpoints answered again after it had not.
-	back time.Time
-	// before has the suspects of the version before, while the Service is looked through.
-	before map[netip.AddrPort]string
+// why says in words why the endpoint is left out.
+func (e *endpoint) why() string {
+	plural := "s"
+	if e.unanswered == 1 {
+		plural = ""
+	}
+	return fmt.Sprintf("%d connection%s without answer, %d tries of this node failed", e.unanswered, plural, enough)
 }
 
-// spare is an endpoint for comparison; here says that it is on this node.
-type spare struct {
-	addr netip.AddrPort
-	here bool
+// left says that some Service port does without the endpoint.
+func (e *endpoint) left() bool {
+	return slices.ContainsFunc(e.listings, func(l listing) bool { return l.leaves(e.addr) })
 }
 
 // New makes a machine. mode is that of a Service, and lookup says that the API server can be asked for Nodes. jitter
 // returns a number from 0 to 1, not included.
 func New(mode func(*service.Service) Mode, lookup bool, jitter func() float64) *Machine {
-	m := &Machine{
-		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{},
-		suspected: map[netip.AddrPort]bool{},
-		nodes:     map[string]*node{}, dead: map[string]bool{}, services: map[service.Name]*watched{},
-		dirty:  map[service.Name]bool{},
-		listed: map[string]int{},
+	return &Machine{
+		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{}, nodes: map[string]*node{},
+		dead: map[string]bool{}, groups: map[service.Name]*group{}, dirty: map[service.Name]bool{},
+		connects: newQueue(asksRate, asksBurst), lookups: newQueue(lookupRate, lookupBurst),
+		members: newQueue(memberRate, memberBurst),
 	}
-	for i, r := range [...][2]float64{connects: {asksRate, asksBurst}, lookups: {lookupRate, lookupBurst},
-		members: {memberRate, memberBurst}} {
-		m.queues[i] = queue{rate: r[0], burst: r[1], last: map[string]float64{}}
-	}
-	return m
 }
 
 // Idle says that nothing is suspected or left out: no call but Looked and See matters.
-func (m *Machine) Idle() bool { return len(m.suspected)+len(m.services)+len(m.dirty) == 0 }
+func (m *Machine) Idle() bool { return len(m.suspects)+len(m.groups)+len(m.dirty) == 0 }
 
 // Waiting says that another look soon tells whether a suspect's connections have waited for Patience.
 func (m *Machine) Waiting() bool {
-	for addr := range m.suspected {
-		if !m.endpoints[addr].confirmed() {
-			return true
+	return slices.ContainsFunc(m.suspects, func(e *endpoint) bool { return !e.confirmed() })
+}
+
+// See gives the machine the Services as they are now.
+func (m *Machine) See(s service.Snapshot) {
+	old := m.snapshot
+	m.snapshot = s
+	if m.Idle() {
+		return
+	}
+	if old.Node != s.Node {
+		m.touchAll()
+	}
+	for change := range treap.Diff(old.Services, s.Services) {
+		m.dirty[change.Key] = true
+	}
+}
+
+func (m *Machine) touchAll() {
+	for name := range m.groups {
+		m.dirty[name] = true
+	}
+}
+
+// touch has those Services decided on that list an endpoint which matters.
+func (m *Machine) touch(matters func(*service.Endpoint) bool) {
+	for name, s := range m.snapshot.Services.All() {
+		if lists(s, matters) {
+			m.dirty[name] = true
+		}
+	}
+}
+
+func lists(s *service.Service, matters func(*service.Endpoint) bool) bool {
+	for i := range s.Ports {
+		for chunk := range s.Ports[i].Endpoints.Chunks() {
+			for j := range chunk {
+				if matters(&chunk[j]) {
+					return true
+				}
+			}
 		}
 	}
 	return false
@@ -137,315 +158,187 @@ func (m *Machine) Waiting() bool {
 func (m *Machine) Looked(now time.Time, flows []Flow) {
 	seen, fresh := map[netip.AddrPort]map[uint32]time.Time{}, map[netip.AddrPort]bool{}
 	for _, f := range flows {
-		e := m.endpoints[f.To]
-		if e != nil && !m.suspected[f.To] && now.Before(e.answered.Add(pause)) {
-			continue
+		e := m.note(f.To)
+		if !e.suspected {
+			if now.Before(e.answered.Add(pause)) {
+				continue
+			}
+			fresh[f.To] = true
 		}
 		if seen[f.To] == nil {
 			seen[f.To] = map[uint32]time.Time{}
 		}
-		if e != nil {
-			if first, old := e.flows[f.ID]; old {
-				seen[f.To][f.ID] = first
-				continue
-			}
-		}
-		if len(seen[f.To]) < mostFlows {
+		if first, old := e.flows[f.ID]; old {
+			seen[f.To][f.ID] = first
+		} else if len(seen[f.To]) < mostFlows {
 			seen[f.To][f.ID] = now
-		}
-		if !m.suspected[f.To] {
-			fresh[f.To] = true
 		}
 	}
 	if len(fresh) > 0 {
 		m.suspect(now, fresh)
 	}
-	for addr := range m.suspected {
-		m.lookedAt(now, m.endpoints[addr], seen[addr])
+	for _, e := range slices.Clone(m.suspects) {
+		m.lookedAt(now, e, seen[e.addr])
 	}
-	m.bound()
+	m.decide(now)
+	m.bound(now)
 	m.forgetOld(now)
-}
-
-// lookedAt takes the connections to a suspect that have no answer.
-func (m *Machine) lookedAt(now time.Time, e *endpoint, flows map[uint32]time.Time) {
-	was := e.confirmed()
-	for id, first := range flows {
-		if !first.IsZero() && now.Sub(first) >= Patience {
-			e.unanswered++
-			flows[id] = time.Time{} // counted
-		}
-	}
-	if e.flows = flows; was != e.confirmed() {
-		m.touch(e)
-	}
-	switch {
-	case len(flows) > 0:
-		e.lastFlow = now
-	case e.confirmed() && (m.leaves(e) || now.Sub(e.lastFlow) < forgetAfter):
-	case !e.confirmed() && (e.asking > 0 || e.unanswered > 0):
-		// The answer to the node's own connect decides.
-	default:
-		m.clear(e.addr)
-	}
-}
-
-// leaves says that some Service port does without the endpoint.
-func (m *Machine) leaves(e *endpoint) bool {
-	for name := range e.services {
-		if m.services[name].leaves(e.addr) {
-			return true
-		}
-	}
-	return false
-}
-
-func (w *watched) leaves(addr netip.AddrPort) bool {
-	return slices.ContainsFunc(w.left, func(l Left) bool { return l.Addr == addr && l.Protocol == service.TCP })
-}
-
-// touch has the endpoint's Services decided on again.
-func (m *Machine) touch(e *endpoint) {
-	for name := range e.services {
-		m.dirty[name] = true
-	}
 }
 
 // note returns what is known of an address.
 func (m *Machine) note(addr netip.AddrPort) *endpoint {
 	e := m.endpoints[addr]
 	if e == nil {
-		e = &endpoint{addr: addr, services: map[service.Name]bool{}}
+		e = &endpoint{addr: addr}
 		m.endpoints[addr] = e
 	}
 	return e
 }
 
-// suspect makes suspects of those addresses that some Service lists.
+// few is how many addresses are found faster without a map.
+const few = 4
+
+// suspect makes suspects of addresses.
 func (m *Machine) suspect(now time.Time, fresh map[netip.AddrPort]bool) {
 	for addr := range fresh {
 		e := m.note(addr)
-		e.flows, e.unanswered, e.lastFlow = nil, 0, now
+		e.suspected, e.flows, e.unanswered, e.lastFlow = true, nil, 0, now
 		e.anew()
-		m.suspected[addr] = true
+		m.suspects = append(m.suspects, e)
 	}
-	for _, s := range m.snapshot.Services.All() {
-		if mayHave(s, fresh) {
-			m.list(s, func(e *service.Endpoint) bool { return fresh[e.Addr] })
-		}
+	slices.SortFunc(m.suspects, func(a, b *endpoint) int { return a.addr.Compare(b.addr) })
+	matters := func(e *service.Endpoint) bool { return fresh[e.Addr] }
+	if len(fresh) <= few { // Then to compare them is faster.
+		list := slices.Collect(maps.Keys(fresh))
+		matters = func(e *service.Endpoint) bool { return slices.Contains(list, e.Addr) }
 	}
-	for addr := range fresh {
-		if len(m.endpoints[addr].services) == 0 {
-			m.clear(addr)
-		}
-	}
+	m.touch(matters)
 }
 
-// mayHave says that a Service may list one of the addresses: it looks for a few, and looks at each endpoint for many.
-func mayHave(s *service.Service, addrs map[netip.AddrPort]bool) bool {
-	const few = 4
-	if len(addrs) > few {
-		return true
-	}
-	for i := range s.Ports {
-		for a := range addrs {
-			if s.Ports[i].Protocol == service.TCP && s.Ports[i].Endpoints.Find(service.Endpoint{Addr: a}) != nil {
-				return true
-			}
+// lookedAt takes the connections to a suspect that have no answer.
+func (m *Machine) lookedAt(now time.Time, e *endpoint, flows map[uint32]time.Time) {
+	was, waited := e.confirmed(), 0
+	for _, first := range flows {
+		if now.Sub(first) >= Patience {
+			waited++
 		}
 	}
-	return false
+	e.unanswered = max(e.unanswered, waited)
+	if e.flows = flows; was != e.confirmed() {
+		for _, l := range e.listings {
+			m.dirty[l.name] = true
+		}
+	}
+	switch {
+	case len(flows) > 0:
+		e.lastFlow = now
+	case e.confirmed() && (e.left() || now.Sub(e.lastFlow) < forgetAfter):
+	case !e.confirmed() && (e.asking > 0 || e.unanswered > 0):
+		// The answer to the node's own connect decides.
+	default:
+		m.clear(e)
+	}
 }
 
 // clear ends a suspicion.
-func (m *Machine) clear(addr netip.AddrPort) {
-	if !m.suspected[addr] {
-		return
+func (m *Machine) clear(e *endpoint) {
+	is := func(o *endpoint) bool { return o == e }
+	for _, l := range e.listings {
+		m.dirty[l.name] = true
+		l.suspects = slices.DeleteFunc(l.suspects, is)
 	}
-	delete(m.suspected, addr)
-	e := m.endpoints[addr]
-	for name := range e.services {
-		m.unlist(e, name)
-		m.dirty[name] = true
-	}
-	e.flows, e.unanswered = nil, 0
+	e.suspected, e.flows, e.unanswered, e.listings = false, nil, 0, nil
 	e.anew()
-}
-
-func (m *Machine) unlist(e *endpoint, name service.Name) {
-	delete(e.services, name)
-	delete(m.services[name].suspects, e.addr)
-	namespace, _ := name.Split()
-	if m.listed[namespace]--; m.listed[namespace] == 0 {
-		delete(m.listed, namespace)
-	}
+	m.suspects = slices.DeleteFunc(m.suspects, is)
 }
 
 // bound clears suspects until there are no more than mostSuspects: those of the namespaces that have most.
-func (m *Machine) bound() {
-	if len(m.suspected) <= mostSuspects {
+func (m *Machine) bound(now time.Time) {
+	if len(m.suspects) <= mostSuspects {
 		return
 	}
-	addrs := slices.SortedFunc(maps.Keys(m.suspected), netip.AddrPort.Compare)
 	var list []wish
-	for _, asked := range []bool{true, false} { // Those that were asked go first.
-		for _, addr := range addrs {
-			if e := m.endpoints[addr]; !e.begun.IsZero() == asked {
-				list = append(list, wish{Ask{To: []netip.AddrPort{addr}}, namespacesOf(slices.Sorted(maps.Keys(e.services))),
-					time.Time{}})
-			}
+	for _, e := range m.suspects {
+		w := e.wish(e.begun)
+		if e.begun.IsZero() {
+			w.at = now // Those that were asked go first.
 		}
+		list = append(list, w)
 	}
-	order, _, _ := (&queue{}).order(list)
-	for _, i := range order[mostSuspects:] {
-		m.clear(list[i].To[0])
+	(&queue{}).order(list)
+	for _, w := range list[mostSuspects:] {
+		m.clear(m.endpoints[w.To[0]])
 	}
 }
 
-// forgetOld forgets what counts no more.
+// forgetOld forgets what counts no more. Those that have answered although their node is dead count as long as it is.
 func (m *Machine) forgetOld(now time.Time) {
 	maps.DeleteFunc(m.endpoints, func(addr netip.AddrPort, e *endpoint) bool {
-		return !m.suspected[addr] && e.asking == 0 && now.Sub(e.answered) > fresh && now.Sub(e.asked) > fresh
+		return !e.suspected && e.asking == 0 && now.Sub(e.asked) > fresh &&
+			(now.Sub(e.answered) > fresh && len(m.dead) == 0 || e.answered.IsZero())
 	})
 	maps.DeleteFunc(m.nodes, func(_ string, n *node) bool {
-		return !n.dead && !n.looking && n.asking == 0 && now.Sub(n.wanted) > factsFor
+		return !n.isDead() && !n.looking && n.asking == 0 && now.Sub(n.wanted) > factsFor
 	})
 }
 
-// See gives the machine the Services as they are now.
-func (m *Machine) See(now time.Time, s service.Snapshot) {
-	old := m.snapshot
-	m.snapshot = s
-	if len(m.services) == 0 && len(m.suspected) == 0 {
+// Answered tells what came of an Ask. facts matters only if the API server was asked.
+func (m *Machine) Answered(now time.Time, a Ask, answer Answer, facts Facts) {
+	if a.about == nil {
+		m.lookedUp(now, a.Node, answer, facts)
 		return
 	}
-	if old.Node != s.Node {
-		for name := range m.services {
-			m.dirty[name] = true
-		}
+	for _, g := range a.by {
+		m.dirty[g.name] = true
 	}
-	matters := func(e *service.Endpoint) bool { return m.suspected[e.Addr] || m.dead[e.Node] }
-	for change := range treap.Diff(old.Services, s.Services) {
-		w := m.services[change.Key]
-		if w != nil {
-			w.before, w.suspects = w.suspects, map[netip.AddrPort]string{}
-			m.dirty[change.Key] = true
+	if answer != Answered {
+		most := mostAgain
+		if a.Node != "" {
+			most = againNode
 		}
-		if change.HasNew {
-			m.list(change.New, matters)
-		}
-		if w != nil {
-			for addr := range w.before {
-				if _, listed := w.suspects[addr]; !listed {
-					m.unlist(m.endpoints[addr], change.Key)
-				}
-			}
-			w.before = nil
-		}
-	}
-	for addr := range m.suspected {
-		if len(m.endpoints[addr].services) == 0 {
-			m.clear(addr)
-		}
-	}
-}
-
-// walk visits all Services, and lists those endpoints that matter.
-func (m *Machine) walk(matters func(*service.Endpoint) bool) {
-	for _, s := range m.snapshot.Services.All() {
-		m.list(s, matters)
-	}
-}
-
-// sample gets to know some nodes by name: of each namespace a few, so that nobody crowds out others.
-func (m *Machine) sample(now time.Time) {
-	if m.sampled = now; m.snapshot.Services.Len() == 0 {
+		a.about.fail(now, answer, a.round, most, m.jitter)
 		return
 	}
-	var all, some []string
-	last := ""
-	for name, s := range m.snapshot.Services.All() {
-		if namespace, _ := name.Split(); namespace != last {
-			all, some, last = append(all, some...), nil, namespace
+	silent := a.about.failed >= enough
+	a.about.answer(now)
+	switch n := m.nodes[a.Node]; {
+	case n != nil:
+		n.spoke, m.spoke, m.elsewhere = now, now, now
+		if m.alive(now, n, pauseNode); silent {
+			m.allAgain()
 		}
-		if len(some) == 0 || m.jitter() < 0.25 {
-			some = m.someNodes(s)
-		}
-	}
-	all = append(all, some...)
-	slices.Sort(all)
-	all = slices.Compact(all)
-	for i := range min(len(all), names) {
-		at := i + int(m.jitter()*float64(len(all)-i))
-		all[i], all[at] = all[at], all[i]
-	}
-	m.names = all[:min(len(all), names)]
-}
-
-// someNodes returns the names of a few other nodes that a Service has.
-func (m *Machine) someNodes(s *service.Service) (some []string) {
-	for i := range s.Ports {
-		for chunk := range s.Ports[i].Endpoints.Chunks() {
-			from := int(m.jitter() * float64(len(chunk)))
-			for j := range chunk {
-				if e := &chunk[(from+j)%len(chunk)]; e.Node != "" && e.Node != m.snapshot.Node.Name && !slices.Contains(some,
-					e.Node) {
-					if some = append(some, e.Node); len(some) == references {
-						return some
-					}
-				}
-			}
-			break
-		}
-	}
-	return some
-}
-
-// list notes what a Service has that matters.
-func (m *Machine) list(s *service.Service, matters func(*service.Endpoint) bool) {
-	if m.mode(s) == Off {
-		return
-	}
-	namespace, _ := s.Name.Split()
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		if p.IsRange() {
-			continue // Its endpoints have no port to ask; they are those of the other ports.
-		}
-		for chunk := range p.Endpoints.Chunks() {
-			for j := range chunk {
-				e := &chunk[j]
-				if !matters(e) || !e.Ready {
-					continue
-				}
-				w := m.services[s.Name]
-				if w == nil {
-					w = &watched{suspects: map[netip.AddrPort]string{}}
-					m.services[s.Name] = w
-				}
-				m.dirty[s.Name] = true
-				if p.Protocol != service.TCP || !m.suspected[e.Addr] {
-					continue
-				}
-				if services := m.endpoints[e.Addr].services; !services[s.Name] {
-					if m.listed[namespace] >= mostListed {
-						continue
-					}
-					services[s.Name] = true
-					m.listed[namespace]++
-					w.compare, w.wait = time.Time{}, 0
-				}
-				w.suspects[e.Addr] = e.Node
+	case a.Node == "":
+		if silent { // What forbade the node to connect may have ended.
+			for _, g := range a.by {
+				g.again()
 			}
 		}
+		m.endpointAnswered(now, a.To[0])
 	}
 }
 
-// why says in words why an endpoint is left out.
-func (e *endpoint) why() string {
-	plural := "s"
-	if e.unanswered == 1 {
-		plural = ""
+func (m *Machine) endpointAnswered(now time.Time, addr netip.AddrPort) {
+	if e := m.endpoints[addr]; e != nil && e.suspected {
+		m.clear(e)
 	}
-	return fmt.Sprintf("%d connection%s without answer, %d tries of this node failed", e.unanswered, plural, enough)
+	for _, n := range m.nodes {
+		if !n.begun.IsZero() && n.facts.has(addr.Addr()) { // by the API server's words
+			n.answer(now)
+			m.alive(now, n, pauseFiltered)
+		}
+	}
+}
+
+// allAgain has all that is kept tried again: a Node, or the API server, answers after it had not, so it may have been
+// this node's own network.
+func (m *Machine) allAgain() {
+	m.touchAll()
+	for _, g := range m.groups {
+		g.again()
+	}
+	for _, n := range m.nodes {
+		if n.failed > 0 && !n.isDead() {
+			n.anew()
+		}
+	}
 }

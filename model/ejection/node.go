@@ -15,45 +15,40 @@ type node struct {
 	name string
 	tries
 	facts Facts
-	// until is how long facts count, and nextLookup when the API server may be asked again. away says that it gave no
-	// answer.
-	until, nextLookup time.Time
-	looking, away     bool
+	// until is how long facts count, and looking says that the API server is asked.
+	until   time.Time
+	looking bool
 	// wanted is when it was of interest last, spoke when it answered a connect last.
 	wanted, spoke time.Time
-	// dead says that all endpoints there are left out, but those in living, which have answered since.
-	dead   bool
-	living map[netip.AddrPort]bool
+	// died is when it was found dead; zero if it lives. All endpoints there are left out, but those that have answered
+	// since.
+	died time.Time
 }
+
+func (n *node) isDead() bool { return !n.died.IsZero() }
 
 // againNode is the longest time until a Node without an answer is asked again, pauseNode that until one that has
 // answered is, and pauseFiltered that until one is that does not answer although its pods do.
 const againNode, pauseNode, pauseFiltered = 2 * time.Second, 5 * time.Second, time.Minute
 
-// counts says that the node has not answered lately, although it was asked.
-func (n *node) counts(now time.Time) bool { return n.silent() && now.Sub(n.asked) < fresh }
-
-// silentNodes counts the Nodes that do not answer, and those that do; the API server is one of them if it is elsewhere.
+// silentNodes counts the Nodes that have not answered lately although they were asked, and those that have answered, of
+// which the API server is one if it is elsewhere.
 func (m *Machine) silentNodes(now time.Time) (silent, answering, server int) {
-	if now.Sub(m.server) < fresh && len(m.snapshot.Node.APIServers) > 0 {
+	servers := m.snapshot.Node.APIServers
+	if len(servers) > 0 && now.Sub(m.server) < fresh && !slices.ContainsFunc(servers, m.here) {
 		server = 1
 	}
 	for _, n := range m.nodes {
 		switch {
 		case len(n.facts.Addrs) == 0:
-		case n.counts(now):
+		case n.silent() && now.Sub(n.asked) < fresh:
 			silent++
-			for _, a := range m.snapshot.Node.APIServers {
-				if n.facts.has(a) {
-					server = 0
-				}
+			if slices.ContainsFunc(servers, n.facts.has) {
+				server = 0
 			}
 		case now.Sub(n.spoke) < fresh:
 			answering++
 		}
-	}
-	if slices.ContainsFunc(m.snapshot.Node.APIServers, m.here) {
-		server = 0
 	}
 	return silent, answering, server
 }
@@ -65,120 +60,148 @@ func (m *Machine) ownNetwork(now time.Time) bool {
 	return answering > 0 && silent > 1 && silent >= answering+server
 }
 
-// wantedNodes asks for the Nodes on which something does not answer, for the dead ones, and for others to compare with.
-func (c *choice) wantedNodes() {
-	if !c.lookup {
-		return
-	}
-	wanted := map[string]map[string]bool{} // for which namespaces
-	for addr := range c.suspected {
-		if e := c.endpoints[addr]; e.silent() {
-			for name := range e.services {
-				on := c.services[name].suspects[addr]
-				if on == "" || on == c.snapshot.Node.Name {
-					continue
-				}
-				if wanted[on] == nil {
-					wanted[on] = map[string]bool{}
-				}
-				namespace, _ := name.Split()
-				wanted[on][namespace] = true
+// aboutNodes asks for the Nodes on which something does not answer, for the dead ones, and for others to compare with.
+// It judges those with a confirmed endpoint.
+func (s *step) aboutNodes() {
+	wanted, confirmed := map[string][]string{}, map[string]bool{} // wanted for which namespaces
+	since := time.Time{}                                          // of the last one that has not answered
+	for _, e := range s.suspects {
+		if !e.silent() {
+			continue
+		}
+		since = pace.Later(since, e.begun)
+		for _, l := range e.listings {
+			if l.node != "" && l.node != s.snapshot.Node.Name {
+				wanted[l.node] = append(wanted[l.node], l.namespace)
+				confirmed[l.node] = confirmed[l.node] || e.confirmed()
 			}
 		}
 	}
-	for name := range c.dead {
-		wanted[name] = map[string]bool{"": true}
+	for name := range s.dead {
+		wanted[name] = []string{""}
 	}
-	since := time.Time{} // of the last one that is not judged
+	s.verdict.Unjudged = nil
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		n := c.nodes[name]
-		if n == nil {
-			n = &node{name: name}
-			c.nodes[name] = n
+		n := s.node(name)
+		s.lookUp(n, wanted[name])
+		if len(n.facts.Addrs) > 0 && s.due(&n.tries) {
+			s.askNode(n, wanted[name])
 		}
-		n.wanted = c.now
-		payers := slices.Sorted(maps.Keys(wanted[name]))
-		c.lookUp(n, payers)
-		if len(n.facts.Addrs) > 0 && c.dueNow(&n.tries) {
-			c.askNode(n, payers)
+		if since = pace.Later(since, n.begun); !confirmed[name] || n.isDead() {
+			continue
 		}
-		if !n.dead && n.asking+n.failed > 0 && n.begun.After(since) {
-			since = n.begun
+		if why := s.judge(n); why != "" {
+			s.verdict.Unjudged = append(s.verdict.Unjudged, Unjudged{n.name, why})
 		}
 	}
-	if silent, _, _ := c.silentNodes(c.now); !since.IsZero() || silent > 1 {
-		c.references(pace.Later(since, c.now.Add(-fresh/2)), silent, wanted)
+	silent, _, _ := s.silentNodes(s.now)
+	if silent > 1 { // Then it matters how many answer.
+		since = pace.Later(since, s.now.Add(-fresh/2))
+	}
+	if !since.IsZero() {
+		s.references(since, silent, wanted)
+	}
+}
+
+// node returns what is known of a node that is of interest.
+func (s *step) node(name string) *node {
+	n := s.nodes[name]
+	if n == nil {
+		n = &node{name: name}
+		s.nodes[name] = n
+	}
+	n.wanted = s.now
+	return n
+}
+
+func (s *step) askNode(n *node, namespaces []string) {
+	s.connects = append(s.connects, wish{Ask: Ask{To: n.facts.Addrs, Node: n.name, about: &n.tries, round: n.round},
+		namespaces: namespaces, at: n.next})
+}
+
+// lookUp asks the API server for a Node, unless what it said still counts.
+func (s *step) lookUp(n *node, namespaces []string) {
+	at := n.until
+	switch {
+	case n.isDead() && n.silent(): // That the server answers shows that this node's network works, and it is one of them.
+		at = pace.Earlier(at, s.server.Add(fresh/2))
+	case n.silent():
+		at = pace.Earlier(at, s.server.Add(Patience))
+	}
+	switch at = pace.Later(at, s.askServer); {
+	case n.looking:
+	case s.now.Before(at):
+		s.later(at)
+	default:
+		s.lookups = append(s.lookups, wish{Ask: Ask{Node: n.name}, namespaces: namespaces, at: at})
 	}
 }
 
 // references asks other Nodes until more than are silent have answered since.
-func (c *choice) references(since time.Time, silent int, wanted map[string]map[string]bool) {
+func (s *step) references(since time.Time, silent int, wanted map[string][]string) {
 	need := max(references, silent+1)
-	for _, n := range c.nodes {
+	for _, n := range s.nodes {
 		if !n.spoke.Before(since) {
 			need--
 		}
 	}
-	if need > 0 && c.now.Sub(c.sampled) > sampleAgain { // Those that are known may be silent, or not be enough.
-		c.sample(c.now)
-	}
-	for _, name := range slices.Concat(slices.Sorted(maps.Keys(c.nodes)), c.names) {
+	for _, name := range slices.Concat(slices.Sorted(maps.Keys(s.nodes)), s.names) {
 		if need <= 0 {
 			return
 		}
-		if wanted[name] != nil || name == c.snapshot.Node.Name {
+		if n := s.nodes[name]; wanted[name] != nil || name == "" || name == s.snapshot.Node.Name ||
+			n != nil && !n.spoke.Before(since) {
 			continue
 		}
-		n := c.nodes[name]
-		if n == nil {
-			n = &node{name: name}
-			c.nodes[name] = n
-		}
-		wanted[name] = map[string]bool{}
-		if !n.spoke.IsZero() && !n.spoke.Before(since) {
-			continue
-		}
-		n.wanted = c.now
-		c.lookUp(n, []string{""})
-		switch {
-		case n.looking || len(n.facts.Addrs) == 0 && !c.now.Before(n.until):
+		n := s.node(name)
+		wanted[name] = []string{""}
+		s.lookUp(n, wanted[name])
+		fine := len(n.facts.Addrs) > 0
+		if fine && (n.asking == 0 && n.failed == 0 || s.due(&n.tries)) {
+			s.askNode(n, wanted[name])
 			need--
-		case len(n.facts.Addrs) == 0:
-		case n.asking == 0 && n.failed == 0 || c.dueNow(&n.tries):
-			c.askNode(n, []string{""})
-			need--
-		case !n.silent():
-			need--
+		} else if fine && !n.silent() || n.looking || !fine && !s.now.Before(n.until) {
+			need-- // There will be an answer soon.
 		}
+	}
+	if need > 0 && s.now.Sub(s.sampled) > sampleAgain { // Those that are known do not suffice.
+		s.sample(s.now)
+		s.later(s.now)
 	}
 }
 
-func (c *choice) askNode(n *node, namespaces []string) {
-	c.connects = append(c.connects, wish{Ask{To: n.facts.Addrs, Node: n.name, about: &n.tries, round: n.round,
-		elsewhere: true},
-		namespaces, n.next})
+// sample gets to know some nodes by name: of each namespace a few, so that nobody crowds out others.
+func (m *Machine) sample(now time.Time) {
+	var all, some []string
+	last := ""
+	for name, s := range m.snapshot.Services.All() {
+		if namespace, _ := name.Split(); namespace != last {
+			all, some, last = append(all, some...), nil, namespace
+		}
+		if len(some) == 0 || m.jitter() < 0.25 {
+			some = m.someNodes(s)
+		}
+	}
+	all = append(all, some...)
+	slices.Sort(all)
+	m.names, m.sampled = nil, now
+	for i, name := range slices.Compact(all) {
+		m.names = choose(m.names, name, i+1, names, m.jitter)
+	}
 }
 
-// lookUp asks the API server for a Node, unless what it said still counts.
-func (c *choice) lookUp(n *node, namespaces []string) {
-	at := pick(n.until.After(n.nextLookup), n.until, n.nextLookup)
-	if n.silent() { // That the server answers shows that this node's network works, and it counts as one that answers.
-		at = pace.Earlier(at, pace.Later(n.nextLookup, c.server.Add(pick(n.dead, fresh/2, Patience))))
+// someNodes returns the nodes of a few endpoints of a Service.
+func (m *Machine) someNodes(s *service.Service) (some []string) {
+	for i := range s.Ports {
+		for chunk := range s.Ports[i].Endpoints.Chunks() {
+			from := int(m.jitter() * float64(len(chunk)))
+			for j := range min(len(chunk), references) {
+				some = append(some, chunk[(from+j)%len(chunk)].Node)
+			}
+			return some
+		}
 	}
-	switch {
-	case n.looking:
-	case c.now.Before(at):
-		c.later(at)
-	default:
-		c.lookups = append(c.lookups, wish{Ask{Node: n.name}, namespaces, at})
-	}
-}
-
-func pick[T any](first bool, a, b T) T {
-	if first {
-		return a
-	}
-	return b
+	return nil
 }
 
 // lookedUp takes what the API server knows of a Node.
@@ -187,21 +210,20 @@ func (m *Machine) lookedUp(now time.Time, name string, answer Answer, facts Fact
 	if n == nil {
 		return
 	}
-	was := n.away
-	n.looking, n.away = false, answer != Answered
-	if n.away {
-		n.nextLookup = now.Add(retryLookup)
+	if n.looking = false; answer != Answered {
+		m.away, m.askServer = true, now.Add(retryLookup)
 		return
 	}
 	m.server = now
 	if !slices.ContainsFunc(m.snapshot.Node.APIServers, m.here) {
 		m.elsewhere = now
 	}
-	if was {
-		m.allBack(now)
+	if m.away {
+		m.away = false
+		m.allAgain()
 	}
-	n.facts, n.until = facts, now.Add(pick(len(facts.Addrs) > 0, factsFor, missingFor))
-	if n.dead && len(facts.Addrs) == 0 {
+	if n.facts, n.until = facts, now.Add(factsFor); len(facts.Addrs) == 0 {
+		n.until = now.Add(missingFor)
 		m.alive(now, n, pauseNode)
 	}
 }
@@ -209,17 +231,15 @@ func (m *Machine) lookedUp(now time.Time, name string, answer Answer, facts Fact
 // alive takes note that a Node has answered, or is none any more.
 func (m *Machine) alive(now time.Time, n *node, pause time.Duration) {
 	n.next = now.Add(pause)
-	if !n.dead {
+	if !n.isDead() {
 		return
 	}
-	n.dead, n.living = false, nil
+	n.died = time.Time{}
 	delete(m.dead, n.name)
-	for name, w := range m.services {
-		m.dirty[name] = true
-		for addr, on := range w.suspects { // What is there may be back, too.
-			if e := m.endpoints[addr]; on == n.name {
-				e.wait, e.next = 0, now
-			}
+	m.touchAll()
+	for _, e := range m.suspects {
+		if slices.ContainsFunc(e.listings, func(l listing) bool { return l.node == n.name }) {
+			e.wait, e.next = 0, now // It may be back, too.
 		}
 	}
 }
@@ -231,51 +251,21 @@ func (m *Machine) here(a netip.Addr) bool {
 		slices.ContainsFunc(n.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
-// judge finds Nodes dead: those with a confirmed endpoint that do not answer themselves, while another one does.
-func (m *Machine) judge(now time.Time) {
-	m.verdict.Unjudged = nil
-	suspects := map[string]bool{}
-	for addr := range m.suspected {
-		if e := m.endpoints[addr]; e.confirmed() {
-			for name := range e.services {
-				suspects[m.services[name].suspects[addr]] = true
-			}
+// judge finds a Node dead that does not answer itself, while another one does, or else says why not.
+func (s *step) judge(n *node) (why string) {
+	switch {
+	case s.away && len(n.facts.Addrs) == 0:
+		return "the API server does not say where the node is"
+	case len(n.facts.Addrs) == 0 || n.failed < enough:
+	case s.spoke.Before(n.begun):
+		if n.failed > enough { // There was time for others to answer.
+			return "no other node answers at the ports of its kubelet and its service proxy either"
 		}
+	case s.ownNetwork(s.now):
+		return string(OwnNetwork)
+	default:
+		n.died, s.dead[n.name] = s.now, true
+		s.touch(func(e *service.Endpoint) bool { return e.Node == n.name })
 	}
-	dead := false
-	for _, name := range slices.Sorted(maps.Keys(suspects)) {
-		n := m.nodes[name]
-		switch {
-		case n == nil || n.dead:
-		case n.away && len(n.facts.Addrs) == 0:
-			m.unjudged(n, "the API server does not say where the node is")
-		case len(n.facts.Addrs) == 0 || n.failed < enough:
-		case !m.othersSpeak(n):
-			if n.failed > enough { // There was time for others to answer.
-				m.unjudged(n, "no other node answers at the ports of its kubelet and its service proxy either")
-			}
-		case m.ownNetwork(now):
-			m.unjudged(n, string(OwnNetwork))
-		default:
-			n.dead, n.living, dead = true, map[netip.AddrPort]bool{}, true
-			m.dead[name] = true
-		}
-	}
-	if dead {
-		m.walk(func(e *service.Endpoint) bool { return m.dead[e.Node] })
-	}
-}
-
-func (m *Machine) unjudged(n *node, why string) {
-	m.verdict.Unjudged = append(m.verdict.Unjudged, Unjudged{n.name, why})
-}
-
-// othersSpeak says that another Node has answered the same questions since.
-func (m *Machine) othersSpeak(n *node) bool {
-	for _, o := range m.nodes {
-		if o != n && !o.spoke.Before(n.begun) {
-			return true
-		}
-	}
-	return false
+	return ""
 }

@@ -47,6 +47,7 @@ type world struct {
 	verdict ejection.Verdict
 	seen    service.Snapshot
 	looked  time.Time
+	next    time.Time // when a step is due
 }
 
 type flow struct {
@@ -182,29 +183,36 @@ func (w *world) run(d time.Duration, each func(i int)) {
 				flows = append(flows, f.Flow)
 			}
 			w.machine.Looked(w.now, flows)
+			w.next = w.now
 		}
 		w.step()
 	}
 }
 
-// step is what a daemon does after each event.
+// step is what a daemon does after each event: a look, an answer, another snapshot, and the time that the machine has
+// asked for.
 func (w *world) step() {
 	for i := 0; i < len(w.pending); i++ {
 		if p := w.pending[i]; !w.now.Before(p.at) {
 			w.machine.Answered(w.now, p.Ask, p.answer, p.facts)
+			w.next = w.now
 		}
 	}
 	w.pending = slices.DeleteFunc(w.pending, func(p pending) bool { return !w.now.Before(p.at) })
 	if s := w.builder.Snapshot(); s != w.seen {
 		w.seen = s
-		w.machine.See(w.now, s)
+		w.machine.See(s)
+		w.next = w.now
 	}
-	asks, _ := w.machine.Ask(w.now)
+	if w.next.IsZero() || w.now.Before(w.next) {
+		return
+	}
+	before := w.verdict.Left
+	v, asks, next := w.machine.Step(w.now)
+	w.verdict, w.next = v, next
 	for _, a := range asks {
 		w.pending = append(w.pending, w.ask(a))
 	}
-	before := w.verdict.Left
-	w.verdict = w.machine.Decide(w.now)
 	if slices.Equal(before, w.verdict.Left) {
 		return
 	}
