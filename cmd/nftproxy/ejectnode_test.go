@@ -264,6 +264,44 @@ func TestEjectInvented(t *testing.T) {
 	r.end()
 }
 
+// TestEjectListedByOthers: a namespace that comes first by name lists the pod of another one, on a node that it
+// invents, and has 300 dead endpoints that clients meet. When the other's pod dies, it is left out.
+func TestEjectListedByOthers(t *testing.T) {
+	w := newEjectWorld(t, 3)
+	victim := w.endpoints["node-2"]
+	listed := map[netip.Addr]string{victim: "invented"}
+	for i := range 300 { // No node has these pods: the packets are lost.
+		listed[netip.AddrFrom4([4]byte{10, 244, byte(2 + i/200), byte(i % 200)})] = fmt.Sprint("node-", 2+i%2)
+	}
+	r := w.startWithServer(t, w.Outside, w.OutsideAddrs.V4(), ejectManifest("", w.endpoints)+w.nodes()+
+		serviceManifest("alpha", "web", "10.96.0.11", listed))
+	var senders []netip.Addr
+	for i := range 128 {
+		senders = append(senders, netip.AddrFrom4([4]byte{10, 244, 0, byte(100 + i)}))
+	}
+	hang(t, w.client, senders, "10.96.0.11:80")
+	r.await("that the crowd is asked", func(l logged) bool { return notKept(l) || notAnswering(l) })
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 10*time.Second)
+	if _, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(victim, 8080)); err != nil {
+		t.Fatal(err)
+	}
+	cut := time.Now()
+	// The log names five endpoints of a moment, which may be others.
+	want := fmt.Sprintf("endpoint %s does not answer this node: left out", netip.AddrPortFrom(victim, 8080))
+	for limit := cut.Add(awaitLimit); ; time.Sleep(50 * time.Millisecond) {
+		out, notes, code := runIn(t, w.Node, "explain", "10.96.0.10:80")
+		if code == 0 && strings.Contains(out, want) {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("explain: %d\n%s%s\nwant %q", code, out, notes, want)
+		}
+	}
+	t.Logf("left out within %v", time.Since(cut))
+	stop()
+	r.end()
+}
+
 func boolInt(b bool) int {
 	if b {
 		return 1
