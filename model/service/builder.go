@@ -9,9 +9,10 @@ import (
 )
 
 // Builder turns a stream of changes into snapshots and decides which service has which claim. The
-// snapshot depends only on the last version of each service, not on the order of changes. A change of a service's
-// claims costs O(n log n) for the n claims of all services at its addresses and numbers of the node. Endpoints that a
-// service shares with its last version cost nothing. A Builder is not safe for concurrent use; its snapshots are.
+// snapshot depends only on the last version of each service, not on the order of changes. Each claim that a service
+// makes or gives up costs O(log n) for the n claims at the same address, and a pointer for each 64 of them. If a claim
+// to ranges or a cluster IP changes hands, all claims at the address are decided again. Endpoints that a service shares
+// with its last version cost nothing. A Builder is not safe for concurrent use; its snapshots are.
 type Builder struct {
 	snapshot Snapshot
 	// edited has the services that may be others in the next snapshot, maybe several times. They go into the map all at

@@ -2,10 +2,12 @@ package service
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/sorted"
 )
 
 // rank says how good a service's right to a claim is, by the field that has the
@@ -23,34 +25,28 @@ const (
 	asExternalIP
 )
 
-// claimant is a service as it was set.
+// claimant is a service as it was set. With other claims it is another claimant.
 type claimant struct {
-	// service is nil once the service is gone, or makes other claims as another claimant.
 	service *Service
 	// asks is the part of the service that makes claims.
 	asks *Service
-	wall *wall
-}
-
-// wall is the firewall of a service, the same one in all of its versions that have an equal one. So decisions compare
-// pointers, and not each of the service's addresses at each of them.
-type wall struct {
-	by Name
-	Firewall
+	// firewall is the service's, nil if it restricts nothing. It stays the same one while it is equal: so decisions
+	// compare pointers, and not each of the service's addresses at each of them.
+	firewall *Firewall
 }
 
 // claimant makes a claimant of the service, which was another one before, or nil.
 func (s *Service) claimant(before *claimant, limit int) *claimant {
-	by := &claimant{s, s.claimable(limit), nil}
-	if before != nil && before.wall.equal(s.Firewall()) {
-		by.wall = before.wall
-	} else {
-		by.wall = &wall{s.Name, s.Firewall()}
+	by := &claimant{service: s, asks: s.claimable(limit)}
+	if f := s.Firewall(); f.Sources != nil && len(f.Addresses) > 0 {
+		if by.firewall = &f; before != nil && before.firewall != nil && before.firewall.equal(f) {
+			by.firewall = before.firewall
+		}
 	}
 	return by
 }
 
-// right is the right of a service to its claims at one address, or to one number of the node.
+// right is the right of a service to its claims at one address, or to numbers of the node.
 type right struct {
 	by   *claimant // nil for nobody's
 	rank rank
@@ -63,7 +59,11 @@ func (r right) name() Name { return r.by.service.Name }
 func (r right) retained() bool { return r.by.service.whollyRetained() }
 
 // Compare sorts the best right first: by rank, age and name, and the rights of retained services after all others.
+// Nobody's right comes before all.
 func (r right) Compare(o right) int {
+	if r.by == nil || o.by == nil {
+		return compareBools(r.by != nil, o.by != nil)
+	}
 	if retained := r.retained(); retained != o.retained() {
 		return compareBools(retained, !retained)
 	}
@@ -76,6 +76,14 @@ func (r right) Compare(o right) int {
 	return cmp.Compare(r.name(), o.name())
 }
 
+// ranges are those of a protocol that the service asks for; none are nobody's.
+func (r right) ranges(p Protocol) PortRanges {
+	if r.by == nil {
+		return ""
+	}
+	return r.by.service.rangesOf(p)
+}
+
 // better returns the better one of two rights.
 func (r right) better(o right) right {
 	if r.by == nil || o.by != nil && o.Compare(r) < 0 {
@@ -84,51 +92,138 @@ func (r right) better(o right) right {
 	return r
 }
 
-// claims yields the claims that the right is to, at an address or a number of the node.
-func (r right) claims(at Claim, yield func(Claim)) {
-	if at.Protocol != 0 || r.rank == asClusterIP {
-		yield(at)
-	}
-	if at.Protocol == 0 {
-		for i := range r.by.asks.Ports {
-			yield(Claim{at.Addr, r.by.asks.Ports[i].Protocol, r.by.asks.Ports[i].Port})
-		}
-	}
+// socket is a protocol and a port. The port is 0 for ranges, and both are for the whole address.
+type socket struct {
+	protocol Protocol
+	port     uint16
 }
 
-// group returns what is decided together with the claim: all claims of its address, or the number of the node alone.
-func (c Claim) group() Claim {
-	if c.Addr.IsUnspecified() {
+func (c Claim) socket() socket { return socket{c.Protocol, c.Port} }
+
+func (s socket) compare(o socket) int {
+	if c := cmp.Compare(s.protocol, o.protocol); c != 0 {
 		return c
 	}
-	return Claim{Addr: c.Addr}
+	return cmp.Compare(s.port, o.port)
 }
 
-// groups yields the addresses and the numbers of the node that the service asks for, with its right as far as the
-// service says it. One may come several times.
-func (s *Service) groups(yield func(at Claim, r right)) {
+// isRange says whether it stands for ranges.
+func (s socket) isRange() bool { return s.protocol != 0 && s.port == 0 }
+
+// claimed is a claim at one address, or to a number of the node.
+type claimed struct {
+	at socket
+	right
+}
+
+// Compare sorts by protocol and port, and puts the best right to each first.
+func (c claimed) Compare(o claimed) int {
+	if order := c.at.compare(o.at); order != 0 {
+		return order
+	}
+	return c.right.Compare(o.right)
+}
+
+// claimList has the claims at one address.
+type claimList = sorted.List[claimed]
+
+// claimsTo yields the claims to a protocol and port, the best first.
+func claimsTo(list claimList, at socket) iter.Seq[claimed] {
+	return func(yield func(claimed) bool) {
+		for one := range list.From(claimed{at: at}) {
+			if one.at != at || !yield(one) {
+				return
+			}
+		}
+	}
+}
+
+// bestTo returns the best right to a protocol and port; nobody's if nobody claims it.
+func bestTo(list claimList, at socket) right {
+	for one := range claimsTo(list, at) {
+		return one.right
+	}
+	return right{}
+}
+
+// uncontested says that at most one service claims something at an address, which is its cluster IP. Then it has all
+// that it claims.
+func uncontested(list claimList) bool {
+	few := list.Few()
+	return !list.Long() && !slices.ContainsFunc(few, func(one claimed) bool {
+		return one.rank != asClusterIP || one.by != few[0].by
+	})
+}
+
+// claims yields each address that the service asks for once, with its right, as far as the service says it, and the
+// protocols and ports, sorted. The unspecified address of a family stands for the numbers of the node.
+func (s *Service) claims(yield func(a netip.Addr, r right, at []socket)) {
+	var sockets []socket
+	add := func(p Protocol, port uint16) { sockets = append(sockets, socket{p, port}) }
+	at := func() []socket {
+		slices.SortFunc(sockets, socket.compare)
+		return slices.Compact(sockets)
+	}
+	add(0, 0)
+	for i := range s.Ports {
+		add(s.Ports[i].Protocol, s.Ports[i].Port)
+	}
+	all := at()
+	for a, r := range s.rights() {
+		if r.rank == asClusterIP {
+			yield(a, r, all)
+		} else {
+			yield(a, r, all[1:]) // without the whole address, which sorts first
+		}
+	}
+	sockets = nil
+	for i := range s.Ports {
+		if s.Ports[i].NodePort != 0 {
+			add(s.Ports[i].Protocol, s.Ports[i].NodePort)
+		}
+	}
+	if s.HealthCheckNodePort != 0 {
+		add(TCP, s.HealthCheckNodePort)
+	}
+	if all = at(); len(all) == 0 {
+		return
+	}
 	for _, family := range ip.Families() {
-		if !s.InFamily(family) {
-			continue
+		if s.InFamily(family) {
+			yield(family.Unspecified(), right{rank: asExternalIP}, all)
 		}
-		addresses := func(list []netip.Addr, r right) {
-			for _, a := range list {
-				if family.Has(a) {
-					yield(Claim{Addr: a}, r)
+	}
+}
+
+// rights yields each of the service's addresses with the best right to it. A cluster IP may be a load balancer's
+// address, too, which source ranges restrict.
+func (s *Service) rights() iter.Seq2[netip.Addr, right] {
+	type asked struct {
+		addr netip.Addr
+		right
+	}
+	list := make([]asked, 0, len(s.ClusterIPs)+len(s.LoadBalancerIPs)+len(s.ExternalIPs))
+	for field, addresses := range [][]netip.Addr{s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs} {
+		for _, a := range addresses {
+			if family := ip.Of(a); s.InFamily(family) {
+				r := right{rank: rank(field)}
+				if _, all := s.Sources.Of(family); r.rank == asLoadBalancer {
+					r.restricts = !all
 				}
+				list = append(list, asked{a, r})
 			}
 		}
-		_, all := s.Sources.Of(family)
-		addresses(s.ClusterIPs, right{rank: asClusterIP})
-		addresses(s.LoadBalancerIPs, right{rank: asLoadBalancer, restricts: !all})
-		addresses(s.ExternalIPs, right{rank: asExternalIP})
-		for i := range s.Ports {
-			if p := &s.Ports[i]; p.NodePort != 0 {
-				yield(NodePortClaim(family, p), right{rank: asExternalIP})
+	}
+	slices.SortStableFunc(list, func(a, b asked) int { return a.addr.Compare(b.addr) })
+	return func(yield func(netip.Addr, right) bool) {
+		for i := 0; i < len(list); {
+			one := list[i]
+			for i++; i < len(list) && list[i].addr == one.addr; i++ {
+				one.restricts = one.restricts || list[i].restricts
 			}
-		}
-		if s.HealthCheckNodePort != 0 {
-			yield(s.HealthCheckClaim(family), right{rank: asExternalIP})
+			if !yield(one.addr, one.right) {
+				return
+			}
 		}
 	}
 }

@@ -37,11 +37,23 @@ func wide(name string, created, n, ports int) *service.Service {
 	return s
 }
 
-func crowd(n int) *service.Builder {
+// beside is the i-th of many services that each have ten ports of their own of one external address.
+func beside(i int) *service.Service {
+	s := crowded(i, 10)
+	for p := range s.Ports {
+		s.Ports[p].Protocol = []service.Protocol{service.TCP, service.UDP}[i%2]
+		s.Ports[p].Port = uint16(1 + i/2*10 + p)
+	}
+	return s
+}
+
+func alike(i int) *service.Service { return crowded(i, 10) }
+
+func crowd(n int, of func(i int) *service.Service) *service.Builder {
 	b := service.NewBuilder(gen.PlainNode())
 	b.Expect(n)
 	for i := range n {
-		b.Set(crowded(i, 10))
+		b.Set(of(i))
 	}
 	b.Snapshot()
 	return b
@@ -57,7 +69,7 @@ func TestContestedClaimsScale(t *testing.T) {
 	if testing.Short() {
 		n = 50
 	}
-	small, large := allocations(func() { crowd(n) }), allocations(func() { crowd(4 * n) })
+	small, large := allocations(func() { crowd(n, alike) }), allocations(func() { crowd(4*n, alike) })
 	if ratio := large / small; ratio > 8 {
 		t.Errorf("%.0f allocations for %d services, %.0f for %d: %.1f times as many", small, n, large, 4*n, ratio)
 	}
@@ -84,12 +96,29 @@ func TestContestedClaimsScale(t *testing.T) {
 			b.Set(crowded(n/2, 10))
 		},
 	} {
-		few, many := crowd(n), crowd(8*n)
+		few, many := crowd(n, alike), crowd(8*n, alike)
 		a := allocations(func() { change(few, n); few.Snapshot() })
 		b := allocations(func() { change(many, 8*n); many.Snapshot() })
 		if b > 3*a {
 			t.Errorf("%s: %.0f allocations with %d services, %.0f with %d", what, a, n, b, 8*n)
 		}
+	}
+}
+
+// TestChangeBesideManyScales: what a service costs that comes to an address and goes does not depend on the ports that
+// others have there.
+func TestChangeBesideManyScales(t *testing.T) {
+	cost := func(n int) float64 {
+		b := crowd(n, beside)
+		return allocations(func() {
+			b.Set(beside(n))
+			b.Snapshot()
+			b.Delete(beside(n).Name)
+			b.Snapshot()
+		})
+	}
+	if few, many := cost(50), cost(1000); many > 2*few {
+		t.Errorf("%.0f allocations beside 50 services, %.0f beside 1000", few, many)
 	}
 }
 
@@ -133,24 +162,29 @@ func TestWideContestsScale(t *testing.T) {
 	}
 }
 
-// BenchmarkContested is what 4,000 services cost that ask for 10 ports of one
-// address: the first snapshot, and one change: the one that has all goes and
-// comes back.
+// BenchmarkContested is what services cost that ask for 10 ports of one address, the same ones or each its own: the
+// first snapshot, and a change: one of them goes and comes back, which has nothing of what all ask for, or all.
 func BenchmarkContested(b *testing.B) {
-	b.Run("first", func(b *testing.B) {
-		for b.Loop() {
-			crowd(4000)
+	for name, of := range map[string]func(i int) *service.Service{"alike": alike, "beside": beside} {
+		for _, n := range []int{1000, 10_000} {
+			b.Run(fmt.Sprintf("%s/%d/first", name, n), func(b *testing.B) {
+				for b.Loop() {
+					crowd(n, of)
+				}
+			})
+			builder := crowd(n, of)
+			for what, one := range map[string]*service.Service{"one": of(n / 2), "oldest": of(n - 1)} {
+				b.Run(fmt.Sprintf("%s/%d/%s", name, n, what), func(b *testing.B) {
+					for b.Loop() {
+						builder.Delete(one.Name)
+						builder.Snapshot()
+						builder.Set(one)
+						builder.Snapshot()
+					}
+				})
+			}
 		}
-	})
-	b.Run("change", func(b *testing.B) {
-		builder := crowd(4000)
-		for b.Loop() {
-			builder.Delete(crowded(3999, 10).Name)
-			builder.Snapshot()
-			builder.Set(crowded(3999, 10))
-			builder.Snapshot()
-		}
-	})
+	}
 	b.Run("wide", func(b *testing.B) {
 		for b.Loop() {
 			builder := service.NewBuilder(gen.PlainNode())

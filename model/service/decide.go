@@ -6,9 +6,10 @@ import (
 	"slices"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/sorted"
 )
 
-// rules are what a decision depends on beside the claimants of its group.
+// rules are what a decision depends on beside the claims at its address.
 type rules struct {
 	protected Protected
 	reserved  Reserved
@@ -16,99 +17,63 @@ type rules struct {
 	node []netip.Addr
 	// sources and ranges say whether a service's lists are within the bounds.
 	sources, ranges func(*Service) bool
-	// number has the claimants of a number of the node.
-	number func(Claim) []right
+	// asked has the claims at an address.
+	asked func(netip.Addr) claimList
 	// hosts has all services with an endpoint at an address that is an external IP, and may have others.
 	hosts func(netip.Addr) []*Service
 }
 
-// decision says what services do not get of a group, and who has what several ask for. The claims stand in it without
-// their address, which is that of the group.
-type decision struct {
-	// rulings are sorted by service, protocol and port.
-	rulings []ruling
-	// owners are sorted by protocol and port.
-	owners []owned
+// decisions say what has been decided, in any order.
+type decisions struct {
+	// gone are claims that a service makes no more, and rulings are on claims: each is the last word on its claim,
+	// whatever stands in gone.
+	gone, rulings []ruling
+	// owners has the entries of Owners; empty for none.
+	owners map[claimKey]Name
 }
 
-// ruled returns the rulings; a nil decision has none.
-func (d *decision) ruled() []ruling {
-	if d == nil {
-		return nil
-	}
-	return d.rulings
-}
-
-func (d *decision) owned() []owned {
-	if d == nil {
-		return nil
-	}
-	return d.owners
-}
-
-// ruling is one claim of a service that it does not get, or with a restriction.
+// ruling is on one claim of a service. The zero value, but for the first two fields, is that the service gets it.
 type ruling struct {
-	name Name
-	at   socket
-	// refused is why the service does not get the claim, as in a Conflict.
+	name  Name
+	claim claimKey
+	// lost says that the service does not get the claim, and refused why, as in a Conflict.
+	lost    bool
 	refused Protection
-	// behind is the firewall of another service that restricts the claim, nil if the service does not get the claim.
-	behind *wall
-	// closed says that the ranges of the firewall are not within the bounds.
+	// behind is the service whose firewall restricts the claim; nobody's right for none. closed says that the firewall's
+	// ranges are not within the bounds.
+	behind right
 	closed bool
 }
 
-func (r ruling) compare(o ruling) int {
-	if c := cmp.Compare(r.name, o.name); c != 0 {
-		return c
-	}
-	return r.at.compare(o.at)
-}
-
-// restriction is the claim at the firewall.
-func (r ruling) restriction(claim Claim) *Restriction {
-	restriction := &Restriction{Claim: claim, By: r.behind.by, Firewall: r.behind.Firewall}
+// restriction is the claim behind the firewall. It is the one before if that is the same.
+func (r *ruling) restriction(before *Restriction) *Restriction {
+	f := *r.behind.by.firewall
 	if r.closed {
-		restriction.Firewall.Sources = restriction.Firewall.Sources.closed()
+		f.Sources = f.Sources.closed()
 	}
-	return restriction
+	if before != nil && before.By == r.behind.name() && before.Firewall.shares(f) &&
+		(before.Firewall.Sources == f.Sources || r.closed && before.Firewall.Sources.Equal(f.Sources)) {
+		return before
+	}
+	return &Restriction{Claim: r.claim.claim(), By: r.behind.name(), Firewall: f}
 }
 
-// owned is a claim with its entry in Owners.
-type owned struct {
-	at    socket
-	owner Name
-}
-
-func (o owned) compare(p owned) int { return o.at.compare(p.at) }
-
-// deliberation is a group while it is decided.
+// deliberation is an address while it is decided.
 type deliberation struct {
 	*rules
-	at Claim
-	// contests has the claims by protocol and port.
+	*touched
+	*decisions
+	after    claimList
 	contests map[socket]*contest
-	list     []*contest
 	// guards has what is protected at the address, and residents whose endpoints are there; nil until it is needed.
 	guards    Protected
 	residents *residents
 }
 
-// socket is a protocol and a port. The port is 0 for ranges, and both are for the whole address.
-type socket struct {
-	protocol Protocol
-	port     uint16
-}
-
-func (c Claim) socket() socket { return socket{c.Protocol, c.Port} }
-
-func (s socket) compare(o socket) int {
-	return cmp.Or(cmp.Compare(s.protocol, o.protocol), cmp.Compare(s.port, o.port))
-}
-
 // contest is a claim with what matters of those that make it.
 type contest struct {
 	claim Claim
+	key   claimKey
 	guard Protector
 	// best is the best right, and several says that others make the claim, too. restricting is the best right of those
 	// that restrict the claim, leading that of those that lead to the guard's Servers.
@@ -118,108 +83,127 @@ type contest struct {
 	// inForce are the ranges that the service with the best right gets, if it is a claim to ranges.
 	inForce PortRanges
 	// wanted is the right to the same number of the node, if the address serves node ports, and number is the same unless
-	// the number is protected. numberAsks says that the number's service makes this claim as well.
+	// the number is protected.
 	number, wanted right
-	numberAsks     bool
 }
 
-// decide decides all claims of an address, or on a number of the node, from nothing. The rights are those of all that
-// ask for it, sorted by name, one of each. It costs O(n log n) for n claims: on two busy cores, 0.1 s where 10,000
-// Services ask for the same 10 ports of an address, and 0.6 s where each asks for 10 of its own. The result is nil if
-// all get what they ask for, and nobody is in doubt.
-func (r *rules) decide(at Claim, rights []right) *decision {
-	if len(rights) == 0 || len(rights) == 1 && rights[0].rank == asClusterIP {
-		return nil // nearly always: nothing keeps a service's own cluster IP from it
+// decide decides what is touched at an address, from what is claimed there now and nothing else. It costs the claims to
+// the protocols and ports that are decided for all, and O(log n) for each of the others.
+func (r *rules) decide(t *touched, lost map[claimKey]Name, to *decisions) {
+	d := &deliberation{rules: r, touched: t, decisions: to, after: r.asked(t.addr), contests: map[socket]*contest{}}
+	var came []claimed
+	for c := range sorted.Diff(t.before, d.after) {
+		if c.New != nil {
+			came = append(came, *c.New)
+			t.add(c.New.at, false)
+			continue
+		}
+		t.add(c.Old.at, false)
+		d.gone = append(d.gone, ruling{name: c.Old.name(), claim: d.claim(c.Old.at).key()})
 	}
-	d := &decision{}
-	group := deliberation{rules: r, at: at, contests: map[socket]*contest{}}
-	n := 0
-	for _, one := range rights {
-		one.claims(at, func(c Claim) {
-			group.contestOf(c).add(one, r)
-			n++
-		})
+	d.spread()
+	for _, one := range came {
+		d.rule(one.right, d.contest(one.at))
 	}
-	d.rulings = make([]ruling, 0, n-len(group.list)) // one of each claim has it
+	for at, all := range t.sockets {
+		d.decideSocket(d.contest(at), all, lost)
+	}
+}
+
+// spread touches what depends on touched claims at the same address: a claim to ranges and a cluster IP matter to
+// others.
+func (d *deliberation) spread() {
+	if was, is := bestTo(d.before, socket{}), bestTo(d.after, socket{}); was.Compare(is) != 0 {
+		for one := range d.after.All() {
+			if one.at.isRange() || one.rank == asClusterIP {
+				d.add(one.at, one.at.isRange())
+			}
+		}
+	}
 	for _, p := range protocols() {
-		if c := group.contests[socket{p, 0}]; c != nil && c.claim.IsRange() {
-			if owner := c.winner(); r.ranges(owner.by.service) && group.protection(owner, c) == "" {
-				c.inForce = owner.by.service.rangesOf(p)
-			}
+		at := socket{p, 0}
+		was, is := bestTo(d.before, at), bestTo(d.after, at)
+		if all := d.sockets[at] && is.by != nil; all || was.Compare(is) != 0 || was.ranges(p) != is.ranges(p) {
+			d.addAll(d.after, p)
 		}
 	}
-	for _, one := range rights {
-		first := len(d.rulings)
-		one.claims(at, func(c Claim) {
-			if ruled, any := group.verdict(one, group.contests[c.socket()]); any {
-				d.rulings = append(d.rulings, ruled)
-			}
-		})
-		own := d.rulings[first:]
-		slices.SortFunc(own, ruling.compare)
-		own = slices.CompactFunc(own, func(a, b ruling) bool { return a.at == b.at })
-		d.rulings = d.rulings[:first+len(own)]
-	}
-	sorted := len(d.rulings)
-	for _, c := range group.list {
-		if owner := group.owner(c); owner != "" {
-			d.owners = append(d.owners, owned{c.claim.socket(), owner})
-		}
-		if group.takesNumber(c) {
-			d.rulings = append(d.rulings, ruling{name: c.number.name(), at: c.claim.socket()})
-		}
-	}
-	if len(d.rulings) > sorted {
-		slices.SortFunc(d.rulings, ruling.compare)
-	}
-	if len(d.rulings)+len(d.owners) == 0 {
-		return nil
-	}
-	slices.SortFunc(d.owners, owned.compare)
-	return d
 }
 
-// contestOf returns the contest about a claim, a new one at first.
-func (d *deliberation) contestOf(claim Claim) *contest {
-	c := d.contests[claim.socket()]
-	if c == nil {
-		c = &contest{claim: claim, guard: d.protected[claim]}
-		d.contests[claim.socket()] = c
-		d.list = append(d.list, c)
-		if claim.Protocol != 0 && !claim.Addr.IsUnspecified() && d.reserved.servesNodePorts(claim.Addr) {
-			d.contestNumber(c)
+// decideSocket decides one protocol and port: who has it, and what becomes of those that had it and get it, or of all
+// that claim it.
+func (d *deliberation) decideSocket(c *contest, all bool, lost map[claimKey]Name) {
+	at := c.claim.socket()
+	if all || c.guard.Servers != nil {
+		for one := range claimsTo(d.after, at) {
+			d.rule(one.right, c)
 		}
+	} else {
+		if was := d.after.Find(claimed{at, bestTo(d.before, at)}); was != nil {
+			d.rule(was.right, c)
+		}
+		d.rule(c.best, c)
+	}
+	d.owners[c.key] = d.owner(c)
+	if name, had := lost[c.key]; had {
+		d.gone = append(d.gone, ruling{name: name, claim: c.key})
+		delete(lost, c.key)
+	}
+	if d.takesNumber(c) {
+		d.rulings = append(d.rulings, ruling{name: c.number.name(), claim: c.key, lost: true})
+		lost[c.key] = c.number.name()
+	}
+}
+
+func (d *deliberation) claim(at socket) Claim { return Claim{d.addr, at.protocol, at.port} }
+
+// contest returns the contest about a protocol and port.
+func (d *deliberation) contest(at socket) *contest {
+	c := d.contests[at]
+	if c != nil {
+		return c
+	}
+	c = d.contestIn(d.after, d.claim(at))
+	d.contests[at] = c
+	if owner := c.winner(); c.claim.IsRange() && owner.by != nil && d.ranges(owner.by.service) &&
+		d.protection(owner, c) == "" {
+		c.inForce = owner.ranges(at.protocol)
+	}
+	if at.protocol == 0 || d.addr.IsUnspecified() || !d.reserved.servesNodePorts(d.addr) {
+		return c
+	}
+	// An external claim takes the same number of the node at its address.
+	numbers := ip.Of(d.addr).Unspecified()
+	number := d.contestIn(d.asked(numbers), Claim{numbers, at.protocol, at.port})
+	if c.wanted = number.winner(); c.wanted.by != nil && d.protection(c.wanted, number) == "" {
+		c.number = c.wanted
 	}
 	return c
 }
 
-// contestNumber finds who has the number of the node that an external claim takes on one of the node's addresses.
-func (d *deliberation) contestNumber(c *contest) {
-	at := NodePortClaim(ip.Of(c.claim.Addr), &Port{Protocol: c.claim.Protocol, NodePort: c.claim.Port})
-	number := contest{claim: at, guard: d.protected[at]}
-	for _, r := range d.rules.number(at) {
-		number.add(r, d.rules)
-	}
-	if c.wanted = number.winner(); c.wanted.by != nil && d.protection(c.wanted, &number) == "" {
-		c.number = c.wanted
-	}
-}
-
-// add adds a right of another service to the claim.
-func (c *contest) add(r right, rules *rules) {
-	c.several = c.several || c.best.by != nil && c.best.by != r.by
-	c.best = c.best.better(r)
-	c.numberAsks = c.numberAsks || c.number.by == r.by
-	if r.restricts && c.claim.Protocol != 0 {
-		c.restricting = c.restricting.better(r)
-	}
-	if c.guard.Servers != nil && rules.leadsTo(r.by.service, c.claim, c.guard.Servers) {
-		if c.leads == nil {
-			c.leads = map[*claimant]bool{}
+// contestIn makes the contest about one claim of a list.
+func (r *rules) contestIn(list claimList, claim Claim) *contest {
+	c := &contest{claim: claim, key: claim.key(), guard: r.protected[claim]}
+	for one := range claimsTo(list, claim.socket()) {
+		c.several = c.best.by != nil
+		if !c.several {
+			c.best = one.right
 		}
-		c.leads[r.by] = true
-		c.leading = c.leading.better(r)
+		if one.restricts && c.restricting.by == nil {
+			c.restricting = one.right
+		}
+		switch {
+		case c.guard.Servers != nil:
+			if r.leadsTo(one.by.service, claim, c.guard.Servers) {
+				if c.leads == nil {
+					c.leads, c.leading = map[*claimant]bool{}, one.right
+				}
+				c.leads[one.by] = true
+			}
+		case c.several && (c.restricting.by != nil || one.rank == asExternalIP):
+			return c // of those that follow none restricts the claim, but retained services
+		}
 	}
+	return c
 }
 
 // winner returns the best right to a claim of those that may have it; where none may, the
@@ -231,27 +215,29 @@ func (c *contest) winner() right {
 	return c.leading
 }
 
-// verdict rules on a claim, and says whether its service does not get it, or gets it with a restriction.
-func (d *deliberation) verdict(r right, c *contest) (v ruling, any bool) {
-	v = ruling{name: r.name(), at: c.claim.socket(), refused: d.protection(r, c)}
+// rule rules on a claim of a service.
+func (d *deliberation) rule(r right, c *contest) {
+	if r.by == nil {
+		return
+	}
+	v := ruling{name: r.name(), claim: c.key, refused: d.protection(r, c)}
 	restricting := c.restricting
 	switch {
 	case v.refused != "", c.winner().by != r.by, d.losesAddress(r), d.over(r, c) != "":
-		return v, true
-	case restricting.by == nil || restricting.by == r.by || restricting.retained() && !r.retained():
-		return v, false
-	case c.guard.Servers != nil && r.rank != asClusterIP:
-		return v, false // no other service shuts the node out
+		v.lost = true
+	case restricting.by == nil, restricting.by == r.by, restricting.retained() && !r.retained(), c.claim.Protocol == 0:
+	case c.guard.Servers != nil && r.rank != asClusterIP: // no other service shuts the node out
+	default:
+		v.behind, v.closed = restricting, !d.sources(restricting.by.service)
 	}
-	v.behind, v.closed = restricting.by.wall, !d.sources(restricting.by.service)
-	return v, true
+	d.rulings = append(d.rulings, v)
 }
 
 // losesAddress says whether the claim is of a retained service on a cluster IP that another
 // service has by now. The address is not the retained one's any more, nor is any port on it
 // that the other does not have.
 func (d *deliberation) losesAddress(r right) bool {
-	return r.rank == asClusterIP && r.retained() && d.contests[socket{}].best.by != r.by
+	return r.rank == asClusterIP && r.retained() && d.contest(socket{}).best.by != r.by
 }
 
 // protection returns what keeps a claim from a service that makes it; empty for nothing.
@@ -270,7 +256,7 @@ func (d *deliberation) protection(r right, c *contest) Protection {
 // over returns the service that has what a claimant asks for, although the claimant has
 // the best right of those that ask for the same; empty for none.
 func (d *deliberation) over(r right, c *contest) Name {
-	if r.rank == asExternalIP && d.at.Protocol == 0 {
+	if r.rank == asExternalIP && !d.addr.IsUnspecified() {
 		at := c.claim.socket()
 		if name := cmp.Or(d.residentOver(r, at), d.residentOver(r, socket{at.protocol, 0})); name != "" {
 			return name
@@ -281,11 +267,11 @@ func (d *deliberation) over(r right, c *contest) Name {
 
 // overRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's.
 func (d *deliberation) overRange(r right, c *contest) Name {
-	if c.claim.Port == 0 || d.at.Protocol != 0 {
+	if c.claim.Port == 0 || d.addr.IsUnspecified() {
 		return ""
 	}
-	ranges := d.contests[socket{c.claim.Protocol, 0}]
-	if ranges == nil || ranges.inForce == "" {
+	ranges := d.contest(socket{c.claim.Protocol, 0})
+	if ranges.inForce == "" {
 		return ""
 	}
 	owner := ranges.winner()
@@ -308,14 +294,27 @@ func (d *deliberation) overNumber(r right, c *contest) Name {
 // the number on the claim's address.
 func (d *deliberation) takesNumber(c *contest) bool {
 	winner := c.winner()
-	return c.number.by != nil && !c.numberAsks && winner.rank != asClusterIP && d.protection(winner, c) == "" &&
-		d.over(winner, c) == ""
+	return c.number.by != nil && winner.by != nil && winner.rank != asClusterIP &&
+		!d.asks(c.number.by, c.claim.socket()) && d.protection(winner, c) == "" && d.over(winner, c) == ""
+}
+
+// asks says whether a service makes a claim, by whichever right.
+func (d *deliberation) asks(by *claimant, at socket) bool {
+	for _, rank := range [...]rank{asClusterIP, asLoadBalancer, asExternalIP} {
+		if d.after.Find(claimed{at, right{by: by, rank: rank}}) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // owner returns the service that has a claim which several services make, or
 // that has what its only claimant asks for; empty if there is no doubt.
 func (d *deliberation) owner(c *contest) Name {
 	winner := c.winner()
+	if winner.by == nil {
+		return ""
+	}
 	if name := d.over(winner, c); name != "" {
 		return name
 	}
@@ -336,13 +335,13 @@ func (d *deliberation) protectsRange(r right, c Claim) Protection {
 	if d.reserved.servesNodePorts(c.Addr) || r.rank == asExternalIP && slices.Contains(d.reserved.NodeAddresses, c.Addr) {
 		return nodeAddress
 	}
-	ranges := r.by.service.rangesOf(c.Protocol)
+	ranges := r.ranges(c.Protocol)
 	if r.rank == asExternalIP {
 		if port := d.reserved.KubeletPort; port != 0 && c.Protocol == TCP && ranges.Has(port) {
 			return kubelets
 		}
-		if whole := d.contests[socket{}]; whole != nil && whole.best.Compare(r) < 0 {
-			return Protection("the cluster IP of Service " + whole.best.name())
+		if whole := d.contest(socket{}).best; whole.by != nil && whole.Compare(r) < 0 {
+			return Protection("the cluster IP of Service " + whole.name())
 		}
 		if resident := d.residentOver(r, socket{}); resident != "" {
 			return Protection("an endpoint of Service " + resident + " has the address")
@@ -380,7 +379,7 @@ type resident struct {
 // of the same namespace: a tenant may share a pod among several Services.
 func (d *deliberation) residentOver(r right, at socket) Name {
 	if d.residents == nil {
-		d.residents = residentsOf(d.at.Addr, d.hosts(d.at.Addr))
+		d.residents = residentsOf(d.addr, d.hosts(d.addr))
 	}
 	oldest := d.residents.oldest[at]
 	if oldest.by == nil || oldest.retained() || oldest.name() == r.name() {

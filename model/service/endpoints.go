@@ -73,14 +73,9 @@ func (e *Endpoint) Serves() bool { return e.Share != NoShare && (e.Ready || e.Se
 // endpointsAt yields the endpoints of one address, whatever their ports are.
 func (p *Port) endpointsAt(a netip.Addr) iter.Seq[Endpoint] {
 	return func(yield func(Endpoint) bool) {
-		for chunk := range p.Endpoints.Chunks() {
-			at, _ := slices.BinarySearchFunc(chunk, a, func(e Endpoint, a netip.Addr) int {
-				return cmp.Or(e.Addr.Addr().Compare(a), 1) // before the first of several
-			})
-			for ; at < len(chunk) && chunk[at].Addr.Addr() == a; at++ {
-				if !yield(chunk[at]) {
-					return
-				}
+		for e := range p.Endpoints.From(Endpoint{Addr: netip.AddrPortFrom(a, 0)}) {
+			if e.Addr.Addr() != a || !yield(e) {
+				return
 			}
 		}
 	}

@@ -1,19 +1,20 @@
 package service
 
-import "slices"
+import (
+	"net/netip"
+	"slices"
+)
 
 // ConflictsGivenOwners returns the claims of the service that owner gives to others, or
 // to none; nil if there are none. It is for snapshots that no Builder made.
 func (s *Service) ConflictsGivenOwners(owner func(Claim) Name) *Conflicts {
 	var conflicts Conflicts
-	by := s.claimant(nil, DefaultMaxElements)
-	by.asks.groups(func(at Claim, r right) {
-		r.by = by
-		r.claims(at, func(c Claim) {
-			if owner(c) != s.Name {
+	s.claimable(DefaultMaxElements).claims(func(a netip.Addr, _ right, sockets []socket) {
+		for _, at := range sockets {
+			if c := (Claim{a, at.protocol, at.port}); owner(c) != s.Name {
 				conflicts.byClaim = conflicts.byClaim.Set(c.key(), "")
 			}
-		})
+		}
 	})
 	if conflicts.Len() == 0 {
 		return nil

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
@@ -369,6 +371,91 @@ func TestReservedAgainstOracle(t *testing.T) {
 		if kinds[kind] == 0 {
 			t.Errorf("no claim was a conflict by %q", kind)
 		}
+	}
+}
+
+// owners is who has each of the claims of some services that several make.
+func owners(s service.Snapshot, services map[service.Name]*service.Service) map[service.Claim]service.Name {
+	all := map[service.Claim]service.Name{}
+	for _, svc := range services {
+		for c := range claimsOracle(svc) {
+			if owner := s.Owners.Of(c); owner != "" {
+				all[c] = owner
+			}
+		}
+	}
+	return all
+}
+
+// TestDecidedTogether: after each of many changes, what was decided again as far as it was touched is what a fresh
+// builder decides of all at once: among many services with many claims at the same addresses, some of them retained,
+// and with more lists of source ranges than there is room for.
+func TestDecidedTogether(t *testing.T) {
+	restricted, closed, taken := 0, 0, 0
+	seeds(t, 20, func(t *testing.T, rng *rand.Rand) {
+		w := &claimWorld{Rand: rng}
+		node := service.Node{Name: "node-0", Addresses: addrs(nodeAddress)}
+		build := func() *service.Builder {
+			b := service.NewBuilder(node)
+			b.SetMaxSourceLists(3)
+			return b
+		}
+		b, services := build(), map[service.Name]*service.Service{}
+		w.protect(b)
+		for range 150 {
+			name := service.Name(pick(w, "a/", "b/", "c/") + string(rune('a'+w.IntN(12))))
+			switch old := services[name]; w.IntN(10) {
+			case 0:
+				b.Delete(name)
+				delete(services, name)
+			case 1:
+				w.protect(b)
+			case 2:
+				node.Addresses = w.some(nodeAddress + " 203.0.113.7")
+				b.SetNode(node)
+			default:
+				s := w.service(name)
+				for i := range w.IntN(12) {
+					s.Ports = append(s.Ports, service.Port{Name: fmt.Sprint("q", i), Protocol: pick(w, service.TCP, service.UDP),
+						Port: uint16(82 + i), NodePort: pick[uint16](w, 0, 80, 81, 82)})
+				}
+				s.SetRangePorts()
+				if w.IntN(4) == 0 {
+					s.Retained = service.RetainedService
+				}
+				if w.IntN(3) == 0 {
+					s.Sources = service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(w.IntN(4))}), 16)})
+				}
+				if old != nil && w.IntN(2) == 0 { // other endpoints only
+					s.Created, s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs = old.Created, old.ClusterIPs, old.ExternalIPs,
+						old.LoadBalancerIPs
+				}
+				b.Set(s)
+				services[name] = s
+			}
+			if w.IntN(4) == 0 {
+				continue
+			}
+			fresh := build()
+			for _, s := range services {
+				fresh.Set(s)
+			}
+			fresh.SetNode(node)
+			fresh.SetReserved(w.reserved)
+			fresh.SetProtected(w.protected)
+			want, got := fresh.Snapshot(), b.Snapshot()
+			if diff := difference(contentsOf(want), contentsOf(got), byValue, cmpopts.EquateEmpty()); diff != "" {
+				t.Fatalf("(-together +step by step):\n%s", diff)
+			}
+			if diff := difference(owners(want, services), owners(got, services), byValue); diff != "" {
+				t.Fatalf("owners (-together +step by step):\n%s", diff)
+			}
+			restricted, closed = restricted+got.Restrictions.Len(), closed+got.ClosedSources.Len()
+			taken += got.Conflicts.Len()
+		}
+	})
+	if restricted*closed*taken == 0 {
+		t.Errorf("%d restricted, %d closed, %d in conflict: nothing was tested", restricted, closed, taken)
 	}
 }
 

@@ -203,6 +203,11 @@ func (f Firewall) Admitted(node *Node, family ip.Family) (sources []netip.Prefix
 	return ranges, false
 }
 
+// shares says that the firewalls have the same list of addresses in memory. It compares no address.
+func (f Firewall) shares(o Firewall) bool {
+	return len(f.Addresses) == len(o.Addresses) && (len(f.Addresses) == 0 || &f.Addresses[0] == &o.Addresses[0])
+}
+
 func (f Firewall) equal(o Firewall) bool {
 	return f.Sources.Equal(o.Sources) && slices.Equal(f.Addresses, o.Addresses)
 }

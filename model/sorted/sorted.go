@@ -104,6 +104,28 @@ func (l List[T]) All() iter.Seq[T] {
 	}
 }
 
+// From yields the items from the first one on that does not come before like.
+func (l List[T]) From(like T) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		chunk, rest := l.few, [][]T(nil)
+		if l.many != nil {
+			at := chunkOf(l.many.list, like)
+			chunk, rest = l.many.list[at], l.many.list[at+1:]
+		}
+		at, _ := find(chunk, like)
+		for chunk = chunk[at:]; ; chunk, rest = rest[0], rest[1:] {
+			for _, item := range chunk {
+				if !yield(item) {
+					return
+				}
+			}
+			if len(rest) == 0 {
+				return
+			}
+		}
+	}
+}
+
 // Find returns the item that compares as 0, or nil.
 func (l List[T]) Find(like T) *T {
 	chunk := l.few

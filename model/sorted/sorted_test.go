@@ -45,7 +45,7 @@ func randomEdits(rng *rand.Rand, n, keys int, coming float64, m map[int]int) ([]
 }
 
 // TestRandom compares lists that grow, shrink and change with maps: contents,
-// searches, differences in both directions, and that nothing old ever changes.
+// searches, the items from one on, differences in both directions, and that nothing old ever changes.
 // With -short it takes every tenth of the seeds.
 func TestRandom(t *testing.T) {
 	seeds := uint64(40)
@@ -84,6 +84,10 @@ func TestRandom(t *testing.T) {
 				value, ok := v.m[k]
 				if found := v.list.Find(item{key: k}); (found != nil) != ok || ok && found.value != value {
 					t.Fatalf("version %d: found %v at %d, want %d, %t", i, found, k, value, ok)
+				}
+				after := slices.DeleteFunc(listOf(v.m), func(e item) bool { return e.key < k })
+				if got := slices.Collect(v.list.From(item{key: k})); !slices.Equal(got, after) {
+					t.Fatalf("version %d: %d items from %d on, want %d", i, len(got), k, len(after))
 				}
 				o := all[rng.IntN(len(all))]
 				checkDiff(t, v.list, o.list, v.m, o.m)
