@@ -235,7 +235,11 @@ func badTexts() map[string]map[string]string {
 				"17.0.0.0/8": "want at most 8 of each family",
 		},
 		"nodeport-addresses": {"10.0.0.0": "it has no /LENGTH", "all,10.0.0.0/8,all": `"all" stands twice`,
-			"some": "none of primary, localhost and all", `"10.0.0.0/8`: "not a list separated by commas"},
+			"some": "none of primary, all and localhost", `"10.0.0.0/8`: "not a list separated by commas",
+			"primray":             `"primray": did you mean primary? want primary, all, localhost or ADDRESS/LENGTH`,
+			"primary,localhots":   `"localhots": did you mean localhost?`,
+			"10.0.0.0/8,Al":       `"Al": did you mean all?`,
+			"Primary,192.0.2.0/8": `"Primary": did you mean primary?`},
 		"detect-local-mode": {"Guess": `"Guess": want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`,
 			"ClusterCIDRs": "did you mean ClusterCIDR?"},
 		"hostname-override": {

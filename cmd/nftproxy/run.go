@@ -258,7 +258,9 @@ func (o *runOptions) run() (*daemon.Config, error) {
 func (o *runOptions) notes(c *daemon.Config) []string {
 	notes := slices.Clone(o.config.notes)
 	for _, gate := range o.claims.withoutEffect {
-		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: nftproxy has no such gate", gate))
+		name, _, _ := strings.Cut(gate, "=")
+		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: %s", gate,
+			kubeproxyconfig.NoSuchGate(strings.TrimSpace(name))))
 	}
 	for _, p := range c.Rules.NodePortAddresses.Unserved() {
 		notes = append(notes, fmt.Sprintf("nodeport-addresses: %s has no effect: of all loopback addresses, 127.0.0.1 and "+

@@ -61,7 +61,7 @@ func flagValues() map[string][]string {
 		cleanEstablishedFlag:   {"tcp", "sctp"},
 		"detect-local-mode":    {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 		"proxy-mode":           {"iptables", "ipvs", "nftables"},
-		"nodeport-addresses":   {"primary", "all", "localhost"},
+		"nodeport-addresses":   service.NodePortWords(),
 		logFormatFlag:          {process.FormatText, process.FormatJSON},
 		"version":              {"true", "false", "raw"},
 		balanceFlag:            {service.ByRandom.String(), service.ByClient.String(), service.ByFlow.String()},

@@ -15,6 +15,8 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"nftproxy/model/spelling"
 )
 
 const (
@@ -129,7 +131,8 @@ func check(c *v1alpha1.KubeProxyConfiguration) error {
 		errs = append(errs, fmt.Errorf("%s: %v: want %s", field, value, want))
 	}
 	if !IsMode(string(c.Mode)) {
-		bad("mode", strconv.Quote(string(c.Mode)), "iptables, ipvs, nftables or nothing")
+		meant := spelling.DidYouMean(string(c.Mode), []string{modeIPTables, modeIPVS, modeNFTables})
+		errs = append(errs, fmt.Errorf("mode: %q: %swant iptables, ipvs, nftables or nothing", c.Mode, meant))
 	}
 	if b := c.ClientConnection.Burst; b < 0 {
 		bad("clientConnection.burst", b, "0 or more")
@@ -144,7 +147,7 @@ func check(c *v1alpha1.KubeProxyConfiguration) error {
 	}
 	for i, a := range c.NodePortAddresses {
 		if a == "" {
-			bad(fmt.Sprintf("nodePortAddresses[%d]", i), `""`, "a CIDR, or primary alone")
+			bad(fmt.Sprintf("nodePortAddresses[%d]", i), `""`, "primary, all, localhost or a CIDR")
 		}
 	}
 	for _, p := range []struct {

@@ -48,6 +48,8 @@ func TestErrors(t *testing.T) {
 			[]string{`kind: "KubeletConfiguration": want KubeProxyConfiguration`}},
 		"no version": {"kind: KubeProxyConfiguration\n", []string{`apiVersion: "": want kubeproxy.config.k8s.io/v1alpha1`}},
 		"wrong type": {head + "oomScoreAdj: low\n", []string{"oomScoreAdj"}},
+		"a mistyped mode": {head + "mode: nftable\n",
+			[]string{`mode: "nftable": did you mean nftables? want iptables, ipvs`}},
 		"several fields": {
 			head + "mode: userspace\nbindAddress: node1\nconfigSyncPeriod: -1s\nclientConnection: {burst: -1}\nnftables: " +
 				"{syncPeriod: -1s}\nnodePortAddresses: [primary, \"\"]\nipvs: {minSyncPeriod: -1s}\n",

@@ -6,11 +6,23 @@ import (
 	"time"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"nftproxy/model/spelling"
 )
 
 // GateExternalIPs is the one feature gate of kube-proxy that has a meaning here
 // (KEP-5707): whether spec.externalIPs are served.
 const GateExternalIPs = "AllowServiceExternalIPs"
+
+// NoSuchGate says why another gate has no effect. Who has mistyped the one that has is told so: external IPs that were
+// to be refused are served.
+func NoSuchGate(gate string) string {
+	const text = "nftproxy has no such gate"
+	if meant := spelling.Nearest(gate, []string{GateExternalIPs}); meant != "" {
+		return text + "; did you mean " + meant + "?"
+	}
+	return text
+}
 
 // noEffect stands between a field and the reason why it has none.
 const noEffect = " has no effect: "
@@ -33,7 +45,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables; the mode "+
 		"says what other fields mean")
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
-		note(gate != GateExternalIPs, "featureGates."+gate, "nftproxy has no such gate")
+		note(gate != GateExternalIPs, "featureGates."+gate, NoSuchGate(gate))
 	}
 	const protobuf = "nftproxy asks for protobuf"
 	client := c.ClientConnection

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/spelling"
 )
 
 // hasNodePort says whether some port has a node port.
@@ -28,6 +29,9 @@ const (
 	nodePortsAll       = "all"
 )
 
+// NodePortWords lists them.
+func NodePortWords() []string { return []string{nodePortsPrimary, nodePortsAll, nodePortsLocalhost} }
+
 // ParseNodePortAddresses reads the value of kube-proxy's --nodeport-addresses: nothing,
 // which means "primary", or a list of CIDRs and of the words "primary", "localhost"
 // (127.0.0.0/8 and ::1/128) and "all" (0.0.0.0/0 and ::/0). A CIDR of length 0 means
@@ -47,7 +51,7 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 		default:
 			p, err := ParseRange(s)
 			if err != nil {
-				return n, fmt.Errorf("%w (and it is none of primary, localhost and all)", err)
+				return n, notNodePorts(s, err)
 			}
 			n.prefixes = append(n.prefixes, p.Masked())
 			continue
@@ -61,6 +65,15 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 		}
 	}
 	return n, nil
+}
+
+// notNodePorts is the error about an entry that is neither a word nor, as its own error says, a range. Who has mistyped
+// a word is told of words.
+func notNodePorts(entry string, err error) error {
+	if meant := spelling.DidYouMean(entry, NodePortWords()); meant != "" {
+		return fmt.Errorf("%q: %swant primary, all, localhost or ADDRESS/LENGTH", entry, meant)
+	}
+	return fmt.Errorf("%w (and it is none of primary, all and localhost)", err)
 }
 
 // Loopback returns the loopback address of a family that serves node ports on the node, 127.0.0.1 or ::1, and
