@@ -15,7 +15,7 @@ func newEjectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "eject",
 		Short: "Measure the CPU time of a node with --nftproxy-eject=off, report and on in turn, at rest and under new " +
-			"connections",
+			"connections, or with --services while one endpoint does not answer",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			e.Log = cmd.ErrOrStderr()
@@ -27,5 +27,6 @@ func newEjectCommand() *cobra.Command {
 	f.IntVar(&e.Rounds, "rounds", 10, "`number` of rounds, in which each mode has its turn")
 	f.DurationVar(&e.Part, "part", 10*time.Second, "`time` at rest, and under load, in each round")
 	f.IntVar(&e.Rate, "rate", 1000, "`number` of new connections a second")
+	f.IntVar(&e.Services, "services", 0, "`number` of further Services with 10 endpoints, one of which does not answer")
 	return cmd
 }

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"nftproxy/bench/control"
@@ -25,7 +29,10 @@ type Ejection struct {
 	// Part is how long a node is at rest, or under Rate connections a second, in a round.
 	Part time.Duration
 	Rate int
-	Log  io.Writer
+	// Services is how many Services with ten endpoints on ten nodes each node has besides; zero for none. One endpoint of
+	// one of them does not answer, and clients meet it.
+	Services int
+	Log      io.Writer
 }
 
 // ejectModes are measured in turn. Ratios are to the first.
@@ -36,6 +43,8 @@ const (
 	atRest    = "process at rest, ms/s"
 	underLoad = "process under load, ms/s"
 	ofClient  = "client and kernel, us/connection"
+	oneSilent = "process with a silent endpoint, ms/s"
+	byMetric  = "of it ejection, by its own metric, ms/s"
 )
 
 // Run measures nodes with each mode in turn, and writes a table: medians, and the medians of the ratios to off within a
@@ -60,14 +69,18 @@ func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
 			return err
 		}
 		for _, n := range rotated(nodes, round) {
-			if err := e.load(ctx, n); err != nil {
+			if err := e.measure(ctx, n); err != nil {
 				return err
 			}
 		}
 	}
 	fmt.Fprintf(out, "| %d rounds of %v, %d connections a second | %s | on / off |\n|---|%s---|\n",
 		e.Rounds, e.Part, e.Rate, strings.Join(ejectModes(), " | "), strings.Repeat("---|", len(nodes)))
-	for _, row := range []string{atRest, underLoad, ofClient} {
+	rows := []string{atRest, underLoad, ofClient}
+	if e.Services > 0 {
+		rows = []string{atRest, oneSilent, byMetric}
+	}
+	for _, row := range rows {
 		fmt.Fprintf(out, "| %s |", row)
 		for _, n := range nodes {
 			fmt.Fprintf(out, " %.2f |", result.Median(n.values[row]))
@@ -100,12 +113,13 @@ func (e Ejection) start(ctx context.Context, mode string) (n *ejectNode, err err
 	if n.dir, err = os.MkdirTemp("", "ejection-"); err != nil {
 		return n, err
 	}
-	if err := os.WriteFile(filepath.Join(n.dir, "service.yaml"), []byte(ejectManifest()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(n.dir, "service.yaml"), []byte(e.manifest()), 0o644); err != nil {
 		return n, err
 	}
 	n.process, err = child.Start(n.topology.Node, exec.Command(e.NFTProxy, "run", "--nftproxy-manifests="+n.dir,
 		"--hostname-override=node", "--cluster-cidr=10.244.0.0/16",
-		"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0", "-v=2", "--nftproxy-eject="+mode))
+		"--healthz-bind-address=", "--metrics-bind-address="+ejectMetrics, "--conntrack-max-per-core=0", "-v=2",
+		"--nftproxy-eject="+mode))
 	if err != nil {
 		return n, err
 	}
@@ -126,24 +140,123 @@ func (n *ejectNode) close() error {
 	return errors.Join(append(errs, os.RemoveAll(n.dir))...)
 }
 
-func ejectManifest() string {
+// ejectMetrics is where a process has its metrics, in the network namespace of its node.
+const ejectMetrics = "127.0.0.1:10249"
+
+// manifest has the Service whose endpoints are pods of the node, and those that Services asks for.
+func (e Ejection) manifest() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `apiVersion: v1
+	writeService(&b, 0, endpointIPs(), func(int) string { return "node" })
+	elsewhere := func(i int) string { return fmt.Sprint("node-", i%endpointCount) }
+	for n := 1; n <= e.Services; n++ {
+		var list []netip.Addr
+		for i := range endpointCount {
+			list = append(list, otherIP(endpointCount*n+i))
+		}
+		if n == 1 { // All but the first one answer.
+			list = append(list[:1], endpointIPs()[1:]...)
+		}
+		writeService(&b, n, list, elsewhere)
+	}
+	return b.String()
+}
+
+func writeService(b *strings.Builder, n int, endpoints []netip.Addr, node func(i int) string) {
+	fmt.Fprintf(b, `---
+apiVersion: v1
 kind: Service
-metadata: {name: web}
-spec: {clusterIPs: [%v], ports: [{port: %d}]}
+metadata: {name: web-%[1]d}
+spec: {clusterIPs: [%[2]v], ports: [{port: %[3]d}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+metadata: {name: web-%[1]d-1, labels: {kubernetes.io/service-name: web-%[1]d}}
 addressType: IPv4
-ports: [{port: %d}]
+ports: [{port: %[4]d}]
 endpoints:
-`, clusterIP(0), controlplane.ServicePort, controlplane.TargetPort)
-	for _, a := range endpointIPs() {
-		fmt.Fprintf(&b, "- {addresses: [%q], nodeName: node}\n", a)
+`, n, clusterIP(n), controlplane.ServicePort, controlplane.TargetPort)
+	for i, a := range endpoints {
+		fmt.Fprintf(b, "- {addresses: [%q], nodeName: %s}\n", a, node(i))
 	}
-	return b.String()
+}
+
+// measure measures a node with clients.
+func (e Ejection) measure(ctx context.Context, n *ejectNode) error {
+	if e.Services > 0 {
+		return e.silent(ctx, n)
+	}
+	return e.load(ctx, n)
+}
+
+// silent has ten clients a second connect to the Service of which one endpoint does not answer.
+func (e Ejection) silent(ctx context.Context, n *ejectNode) error {
+	before, err := control.CPUTime(n.process.PID())
+	if err != nil {
+		return err
+	}
+	own, err := n.ejectionTime(ctx)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, e.Part)
+	defer cancel()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	to := netip.AddrPortFrom(clusterIP(1), controlplane.ServicePort).String()
+	for limited.Err() == nil {
+		clients.Go(func() {
+			if conn, err := n.pod.NS.Dial(limited, "tcp", to); err == nil {
+				_ = conn.Close()
+			}
+		})
+		select {
+		case <-ticker.C:
+		case <-limited.Done():
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	after, err := control.CPUTime(n.process.PID())
+	if err != nil {
+		return err
+	}
+	n.add(oneSilent, milliseconds(after-before)/e.Part.Seconds())
+	ownAfter, err := n.ejectionTime(ctx)
+	if err != nil {
+		return err
+	}
+	n.add(byMetric, milliseconds(ownAfter-own)/e.Part.Seconds())
+	clients.Wait()
+	_, err = n.server.drain()
+	return err
+}
+
+// ejectionTime is the CPU time of ejection, as the process's metrics have it.
+func (n *ejectNode) ejectionTime(ctx context.Context) (time.Duration, error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: n.topology.Node.Dial}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+ejectMetrics+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, is := strings.CutPrefix(line, "nftproxy_ejection_look_cpu_seconds_total "); is {
+			seconds, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return time.Duration(seconds * float64(time.Second)), err
+		}
+	}
+	return 0, errors.New("the process has no metric of ejection's CPU time")
 }
 
 // rest measures all nodes at once: they do nothing.
