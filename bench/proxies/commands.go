@@ -1,9 +1,7 @@
 package proxies
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -51,34 +49,10 @@ func iptablesLegacy() (commands, error) {
 	return c, err
 }
 
-// iptables returns the commands of Debian's package iptables for one of the two
-// interfaces of the kernel, "legacy" or "nft". Both are in it, and the program
-// goes by the name under which it is started.
+// iptables returns the commands of iptables for one of the two interfaces of the kernel, "legacy" or "nft".
 func iptables(kind string, clear func(*Node) error) (commands, error) {
-	c := commands{"", "iptables", "iptables-" + kind, clear}
-	there, err := aptget.Command("iptables", "iptables")
-	if err != nil {
-		return c, err
-	}
-	program := filepath.Join(filepath.Dir(there), "xtables-"+kind+"-multi")
-	if _, err := os.Stat(program); err != nil {
-		return c, err
-	}
-	if c.dir, err = aptget.CacheDir("iptables-" + kind); err != nil {
-		return c, err
-	}
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, what := range []string{"", "-save", "-restore"} {
-			link := filepath.Join(c.dir, family+what)
-			if to, err := os.Readlink(link); err == nil && to == program {
-				continue
-			}
-			if err := os.Symlink(program, link); err != nil && !errors.Is(err, os.ErrExist) {
-				return c, err
-			}
-		}
-	}
-	return c, nil
+	dir, err := aptget.IPTables(kind)
+	return commands{dir, "iptables", "iptables-" + kind, clear}, err
 }
 
 // flushNFTables removes everything from a node's nftables.

@@ -26,16 +26,16 @@ import (
 // takeoverMode is a way in which kube-proxy writes its rules.
 type takeoverMode struct {
 	name string
-	// mode is kube-proxy's, and multi the program of iptables that it runs.
-	mode, multi string
-	kind        otherproxy.Kind
+	// mode is kube-proxy's, and tables the interface of the kernel that its iptables use.
+	mode, tables string
+	kind         otherproxy.Kind
 }
 
 func takeoverModes() []takeoverMode {
 	return []takeoverMode{
-		{"nftables", "nftables", "xtables-nft-multi", otherproxy.NFTables},
-		{"iptables-nft", "iptables", "xtables-nft-multi", otherproxy.IPTablesNFT},
-		{"iptables-legacy", "iptables", "xtables-legacy-multi", otherproxy.IPTablesLegacy},
+		{"nftables", "nftables", "nft", otherproxy.NFTables},
+		{"iptables-nft", "iptables", "nft", otherproxy.IPTablesNFT},
+		{"iptables-legacy", "iptables", "legacy", otherproxy.IPTablesLegacy},
 	}
 }
 
@@ -156,7 +156,7 @@ clusterCIDR: %q
 conntrack: {maxPerCore: 0}
 `, m.mode, n.plane.cluster.AdminKubeconfig(), n.clusterCIDR()), 0o600))
 	w.kubeProxy = exec.Command(binary, "--config="+w.config, "--hostname-override="+n.name, "-v=2")
-	w.kubeProxy.Env = append(os.Environ(), "PATH="+iptablesPath(t, m.multi)+":"+os.Getenv("PATH"))
+	w.kubeProxy.Env = withIPTables(t, m.tables)
 	w.startKubeProxy()
 	for _, family := range []string{"IPv4", "IPv6"} {
 		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool {
@@ -171,22 +171,15 @@ conntrack: {maxPerCore: 0}
 	return w
 }
 
-// iptablesPath makes a directory with the commands of one of the two programs of iptables.
-func iptablesPath(t *testing.T, multi string) string {
+// withIPTables is the environment of a kube-proxy that finds the commands of iptables for an interface of the kernel,
+// "nft" or "legacy".
+func withIPTables(t *testing.T, kind string) []string {
 	t.Helper()
-	program, err := aptget.Command(multi, "iptables")
+	dir, err := aptget.IPTables(kind)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	for _, command := range []string{"iptables", "ip6tables"} {
-		for _, suffix := range []string{"", "-save", "-restore"} {
-			if err := os.Symlink(program, filepath.Join(dir, command+suffix)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	return dir
+	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
 func (w *takeoverWorld) startKubeProxy() {
