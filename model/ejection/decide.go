@@ -27,6 +27,8 @@ type group struct {
 	lacks bool
 	ask   []netip.AddrPort
 	more  time.Time
+	// waits says that an endpoint is left out unless its Node turns out to be silent, too.
+	waits bool
 }
 
 func (g *group) leaves(addr netip.AddrPort) bool {
@@ -116,7 +118,7 @@ func (m *Machine) redo(now time.Time, name service.Name) {
 	switch {
 	case len(g.suspects)+len(g.left)+len(g.held)+len(g.onDead) == 0:
 		delete(m.groups, name)
-	case len(g.held) > 0 || g.lacks:
+	case len(g.held) > 0 || g.lacks || g.waits:
 		m.dirty[name] = true
 	}
 }
@@ -148,6 +150,7 @@ type decision struct {
 type gone struct {
 	addr  netip.AddrPort
 	node  *node     // that is dead; nil if the endpoint was asked itself
+	on    *node     // where it is by its slice; nil if nothing is known of that
 	own   *endpoint // what is known of it if it was asked itself
 	here  bool      // on this node
 	begun time.Time // zero if it was left out before, as left says then
@@ -171,9 +174,16 @@ func (d *decision) decide(before map[service.PortEndpoint]Left) {
 	d.choose(before)
 	held := Held{d.name, d.service.ID(d.port), len(d.gone), max(d.lists[0].Len(), d.lists[1].Len()), ""}
 	for _, g := range d.gone {
-		if why := d.keeps(g); why == "" {
+		switch why := d.keeps(g); {
+		case why != "":
+			held.Why = cmp.Or(held.Why, why)
+		case d.undecided(g):
+			d.waits = true
+		default:
 			d.leave(g)
-		} else if held.Why = cmp.Or(held.Why, why); g.node == nil {
+			continue
+		}
+		if g.node == nil {
 			d.unsure = append(d.unsure, g.own)
 		}
 	}
@@ -196,8 +206,8 @@ func (d *decision) find() {
 
 // look finds out whether an endpoint answers.
 func (d *decision) look(e *service.Endpoint) {
-	g, own, tcp := gone{addr: e.Addr}, d.endpoints[e.Addr], d.port.Protocol == service.TCP
-	if n := d.nodes[e.Node]; n != nil && n.isDead() {
+	g, own, tcp := gone{addr: e.Addr, on: d.nodes[e.Node]}, d.endpoints[e.Addr], d.port.Protocol == service.TCP
+	if n := g.on; n != nil && n.isDead() {
 		if own == nil || !own.answered.After(n.died) {
 			g.node, g.begun = n, n.begun
 		}
@@ -276,6 +286,17 @@ func (d *decision) keeps(g gone) Reason {
 		return OwnNetwork
 	}
 	return ""
+}
+
+// undecided says that an endpoint which was asked itself has failed before its Node was asked as often. The Node counts
+// when it is to be said whether this node's own network is gone. The API server may be slow to say where it is.
+func (d *decision) undecided(g gone) bool {
+	n := g.on
+	if g.node != nil || n == nil || g.begun.IsZero() || d.now.Sub(g.begun) >= mostUndecided {
+		return false
+	}
+	asked := !n.begun.IsZero() || !d.now.Before(n.next) // or about to be
+	return n.looking || len(n.facts.Addrs) > 0 && asked && !n.silent()
 }
 
 func (d *decision) leave(g gone) {

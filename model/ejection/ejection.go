@@ -165,6 +165,8 @@ const (
 	// enough is how many tries have to fail, and between is the time from one to the next.
 	enough  = 2
 	between = 250 * time.Millisecond
+	// mostUndecided is how long after its first try an endpoint stays until its Node has been asked, at most.
+	mostUndecided = 3 * time.Second
 	// What has not answered is asked again after a time that grows from firstAgain to mostAgain, and what has answered not
 	// for pause.
 	firstAgain, mostAgain = time.Second, 7 * time.Second

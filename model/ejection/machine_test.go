@@ -317,18 +317,24 @@ func TestOwnNetwork(t *testing.T) {
 	w.run(time.Minute, func(i int) { w.traffic("shop/web", "shop/two")(i); w.wantLeft() })
 }
 
-// Half of the cluster is behind a partition, at one moment: nothing is left out. With one node of it, that is.
+// Half of the cluster is behind a partition, at one moment: nothing is left out, also where the API server takes its
+// time to say where the nodes are. With one node of it, that is.
 func TestPartition(t *testing.T) {
-	w := newWorld(t)
-	delete(w.nodes, "e")
-	w.service("shop/web", "own", "a", "b", "c", "d")
-	w.builder.SetNode(service.Node{Name: "own", APIServers: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
-	w.dead["a"], w.dead["b"] = true, true
-	w.run(time.Minute, func(i int) { w.traffic("shop/web")(i); w.wantLeft() })
-	w.wantHeld(ejection.OwnNetwork)
-	w.dead["b"] = false
-	w.within(15*time.Second, "left out", w.traffic("shop/web"), func() bool { return len(w.left()) == 1 })
-	w.wantLeft("shop/web:web 11.1.0.1:8080")
+	for _, slow := range []time.Duration{0, time.Second, 2 * time.Second} {
+		t.Run(slow.String(), func(t *testing.T) {
+			w := newWorld(t)
+			w.slow = slow
+			delete(w.nodes, "e")
+			w.service("shop/web", "own", "a", "b", "c", "d")
+			w.builder.SetNode(service.Node{Name: "own", APIServers: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+			w.dead["a"], w.dead["b"] = true, true
+			w.run(time.Minute, func(i int) { w.traffic("shop/web")(i); w.wantLeft() })
+			w.wantHeld(ejection.OwnNetwork)
+			w.dead["b"] = false
+			w.within(15*time.Second, "left out", w.traffic("shop/web"), func() bool { return len(w.left()) == 1 })
+			w.wantLeft("shop/web:web 11.1.0.1:8080")
+		})
+	}
 }
 
 // The API server is away, or a firewall between nodes drops what would ask them: endpoints are judged by themselves,

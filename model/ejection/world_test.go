@@ -32,8 +32,9 @@ type world struct {
 	gone      map[netip.Addr]bool
 	forbidden func(to netip.AddrPort, client string) bool
 	firewall  bool
-	uplink    bool // is down
-	noServer  bool // The API server is away.
+	uplink    bool          // is down
+	noServer  bool          // The API server is away.
+	slow      time.Duration // is how long it takes
 
 	// chosen has the endpoints that take connections, of the Service in chosenOf.
 	chosen   map[service.Name][]netip.AddrPort
@@ -231,7 +232,7 @@ func (w *world) ask(a ejection.Ask) pending {
 		if w.noServer || w.uplink {
 			return pending{a, w.now.Add(10 * tick), ejection.Unknown, ejection.Facts{}}
 		}
-		return pending{a, w.now.Add(tick), ejection.Answered, w.nodes[a.Node]}
+		return pending{a, w.now.Add(max(tick, w.slow)), ejection.Answered, w.nodes[a.Node]}
 	}
 	w.asks += len(a.To)
 	for _, to := range a.To {
