@@ -44,12 +44,24 @@ func annotationValues() []string {
 // TestValidateOptions: with the policy of deploy/components/validate-options, the API server refuses each annotation
 // that nftproxy would report as a problem, and no other; and on an object that has a bad one already, it refuses
 // nothing else.
+//
+// By make test-skew it runs on API servers of several releases. One of 1.29 has no such policies, and says so.
 func TestValidateOptions(t *testing.T) {
 	controlplane.Require(t)
+	releases := controlplane.Skew()
+	if len(releases) == 0 {
+		releases = []string{controlplane.Newest}
+	}
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) { testValidateOptions(t, release) })
+	}
+}
+
+func testValidateOptions(t *testing.T, release string) {
 	ctx := t.Context()
 	plane, err := controlplane.StartInNamespace(ctx, controlplane.Config{
 		ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"},
-	})
+	}.Release(release))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +70,10 @@ func TestValidateOptions(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	version, is, err := plane.IsRelease(release)
+	if t.Logf("the API server is %s", version); err != nil || !is {
+		t.Fatalf("the API server is %s, want %s; error %v", version, release, err)
+	}
 	server := policyServer{T: t, Interface: plane.Client}
 	old := server.service(map[string]string{"nftproxy.io/balance": "hsah"})
 	if _, err := server.CoreV1().Services("default").Create(ctx, old, metav1.CreateOptions{}); err != nil {
@@ -67,11 +83,24 @@ func TestValidateOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := plane.Cluster.Apply(ctx, string(policy)); err != nil {
+	err = plane.Cluster.Apply(ctx, string(policy))
+	if release == "1.29" {
+		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			t.Errorf("an API server without these policies: %v", err)
+		}
+		t.Logf("the policy is refused: %v", err)
+		return
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	server.awaitPolicies()
+	server.compareAll()
+	server.checkOld()
+}
 
+// compareAll tries each value with each key.
+func (s policyServer) compareAll() {
 	keys := []string{"nftproxy.io/balence", "nftproxy.io/weight", "example.com/balance", "service.kubernetes.io/udp"}
 	for key := range service.AllOptions() {
 		keys = append(keys, service.OptionAnnotation(key))
@@ -79,28 +108,27 @@ func TestValidateOptions(t *testing.T) {
 	for _, key := range keys {
 		good, bad := 0, 0
 		for _, value := range annotationValues() {
-			problems := slices.DeleteFunc(convertService(server.service(map[string]string{key: value})).problems,
+			problems := slices.DeleteFunc(convertService(s.service(map[string]string{key: value})).problems,
 				func(p Problem) bool {
 					return strings.Contains(p.Error(), "are closed to all clients") // it is about the families of the Service
 				})
-			err := server.createService(map[string]string{key: value})
-			if server.compare(key, value, problems, err) {
+			err := s.createService(map[string]string{key: value})
+			if s.compare(key, value, problems, err) {
 				bad++
 			} else {
 				good++
 			}
 		}
 		if _, known := service.OptionKey(key); known && slices.Contains(keys[4:], key) && (good == 0 || bad == 0) {
-			t.Errorf("%s: %d values are good and %d bad", key, good, bad)
+			s.Errorf("%s: %d values are good and %d bad", key, good, bad)
 		}
 	}
 	for _, key := range []string{"nftproxy.io/weight", "nftproxy.io/weigth", "nftproxy.io/balance", "example.com/weight"} {
 		for _, value := range annotationValues() {
-			problems := convertSlice(server.slice(map[string]string{key: value})).problems
-			server.compare("EndpointSlice "+key, value, problems, server.createSlice(map[string]string{key: value}))
+			problems := convertSlice(s.slice(map[string]string{key: value})).problems
+			s.compare("EndpointSlice "+key, value, problems, s.createSlice(map[string]string{key: value}))
 		}
 	}
-	server.checkOld()
 }
 
 type policyServer struct {

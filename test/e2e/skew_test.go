@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"os"
-	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,38 +9,26 @@ import (
 	"nftproxy/test/lib/controlplane"
 )
 
-// skewVariable has the minor releases of kube-apiserver for TestSkew, separated by commas; newest stands for that of
-// the other tests.
-const skewVariable = "NFTPROXY_SKEW"
-
 // TestSkew runs the proxy with older API servers: a list, changes by a watch, a restart of the proxy, an outage of the
 // API server with changes right after it, and one of which the proxy knows nothing until its start. Services are
 // served, and the log has no error and no warning twice. The accounts are those of kube-proxy and of our manifests.
 func TestSkew(t *testing.T) {
 	controlplane.Require(t)
-	releases := os.Getenv(skewVariable)
-	if releases == "" {
-		t.Skip("run by make test-skew: " + skewVariable + " is not set")
+	releases := controlplane.Skew()
+	if len(releases) == 0 {
+		t.Skip("run by make test-skew: NFTPROXY_SKEW is not set")
 	}
-	for release := range strings.SplitSeq(releases, ",") {
+	for _, release := range releases {
 		t.Run(release, func(t *testing.T) { testSkew(t, release) })
 	}
 }
 
 func testSkew(t *testing.T, release string) {
-	config := planeConfig()
-	if release != "newest" {
-		config.APIServer = release
-	}
-	plane := startForTest(t, config)
+	plane := startForTest(t, planeConfig().Release(release))
 	t.Cleanup(plane.stop)
-	info, err := plane.client.Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("the API server is %s", info.GitVersion)
-	if want := "v" + release + "."; release != "newest" && !strings.HasPrefix(info.GitVersion, want) {
-		t.Fatalf("the API server is %s, want %s", info.GitVersion, want)
+	version, is, err := plane.IsRelease(release)
+	if t.Logf("the API server is %s", version); err != nil || !is {
+		t.Fatalf("the API server is %s, want %s; error %v", version, release, err)
 	}
 	n := newNodeOf(t, plane, "skew")
 	client := n.addClient()
