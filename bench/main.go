@@ -94,7 +94,7 @@ func newCommand() *cobra.Command {
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones "+
 		"of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
-	cmd.AddCommand(newShowCommand(), newEjectCommand(), newNodeLossCommand())
+	cmd.AddCommand(newShowCommand(), newEjectCommand(), newNodeLossCommand(), newTenantsCommand())
 	return cmd
 }
 

@@ -1,19 +1,16 @@
 package control
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
-	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -21,8 +18,7 @@ import (
 // without a library: the libraries take longer for a notice than the kernel takes for a
 // deletion, and once the buffer is half full, the kernel delays deletions.
 type deletions struct {
-	conn *netlink.Conn
-	done sync.WaitGroup
+	notices *netfilter.Notices
 
 	mu sync.Mutex
 	// last holds when the last entry that led to an endpoint ended; count holds how many
@@ -32,53 +28,28 @@ type deletions struct {
 	err   error
 }
 
-// notices is the size of the socket's buffer, in bytes.
-const notices = 512 << 20
+// noticesSize is the size of the socket's buffer, in bytes.
+const noticesSize = 512 << 20
 
-func listen(ns *testnet.Namespace) (*deletions, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(),
-		Groups: 1 << (netfilter.GroupCTDestroy - 1)})
-	if err != nil {
+func listen(ns *testnet.Namespace) (d *deletions, err error) {
+	d = &deletions{last: map[netip.Addr]time.Time{}, count: map[netip.Addr]int{}}
+	if d.notices, err = netfilter.Follow(ns.Fd(), unix.NFNLGRP_CONNTRACK_DESTROY, noticesSize, d.take); err != nil {
 		return nil, fmt.Errorf("listen to conntrack: %w", err)
 	}
-	raw, err := conn.SyscallConn()
-	if err == nil {
-		err = conn.SetReadBuffer(notices)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to conntrack: %w", err), conn.Close())
-	}
-	d := &deletions{conn: conn, last: map[netip.Addr]time.Time{}, count: map[netip.Addr]int{}}
-	d.done.Go(func() { d.read(raw) })
 	return d, nil
 }
 
-// read returns when the socket is closed, or when a notice was lost.
-func (d *deletions) read(raw syscall.RawConn) {
-	buf := make([]byte, 1<<16)
-	for {
-		var n int
-		var err error
-		closed := raw.Read(func(fd uintptr) bool {
-			for {
-				if n, _, err = unix.Recvfrom(int(fd), buf, 0); err != unix.EINTR {
-					return err != unix.EAGAIN
-				}
-			}
-		})
-		if closed != nil {
-			return
-		}
-		if err == nil {
-			err = d.note(buf[:n], time.Now())
-		}
-		if err != nil {
-			d.mu.Lock()
-			d.err = fmt.Errorf("listen to conntrack: %w", os.NewSyscallError("recvfrom", err))
-			d.mu.Unlock()
-			return
-		}
+// take takes a notice, until one was lost.
+func (d *deletions) take(b []byte, now time.Time, err error) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		err = d.note(b, now)
 	}
+	if err != nil {
+		d.err = fmt.Errorf("listen to conntrack: %w", err)
+	}
+	return err == nil
 }
 
 // Attributes of ctnetlink (Linux, nfnetlink_conntrack.h).
@@ -94,31 +65,13 @@ func (d *deletions) note(b []byte, now time.Time) error {
 	if len(b) < headers {
 		return errors.New("a notice is too short")
 	}
-	src := attribute(attribute(attribute(b[headers:], tupleReply), tupleIP), ipv4Src)
+	src := nfnetlink.Attributes(b[headers:]).Get(tupleReply).Get(tupleIP).Get(ipv4Src)
 	endpoint, ok := netip.AddrFromSlice(src)
 	if !ok || !endpoint.Is4() {
 		return nil // IPv6
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.last[endpoint] = now
 	d.count[endpoint]++
-	return nil
-}
-
-// attribute returns the first attribute of a kind, or nil.
-func attribute(b []byte, kind uint16) []byte {
-	const header, nested = 4, 1 << 15
-	for len(b) >= header {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < header || n > len(b) {
-			return nil
-		}
-		if binary.NativeEndian.Uint16(b[2:])&^nested == kind {
-			return b[header:n]
-		}
-		b = b[min((n+3)&^3, len(b)):]
-	}
 	return nil
 }
 
@@ -136,8 +89,4 @@ func (d *deletions) broken() error {
 	return d.err
 }
 
-func (d *deletions) close() error {
-	err := d.conn.Close()
-	d.done.Wait()
-	return err
-}
+func (d *deletions) close() error { return d.notices.Close() }

@@ -16,6 +16,7 @@ import (
 	"nftproxy/bench/proxies"
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
+	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/netfilter"
 )
@@ -165,7 +166,7 @@ func (u *rollingUpdate) run(ctx context.Context, pid int) (f flowFigures) {
 		f.err = errors.Join(f.err, <-talked)
 	}()
 
-	before, err := CPUTime(pid)
+	before, err := child.CPUTime(pid)
 	if err != nil {
 		return flowFigures{err: err}
 	}
@@ -173,7 +174,7 @@ func (u *rollingUpdate) run(ctx context.Context, pid int) (f flowFigures) {
 	if err == nil {
 		err = u.awaitNoStaleFlow(ctx, list)
 	}
-	after, cpuErr := CPUTime(pid)
+	after, cpuErr := child.CPUTime(pid)
 	f.cpu = (after - before).Seconds()
 	if f.err = errors.Join(err, cpuErr, heard.broken()); f.err != nil {
 		return f

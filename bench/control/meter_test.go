@@ -34,45 +34,6 @@ func runScript(t *testing.T, script string) *child.Process {
 	return p
 }
 
-func TestChildTicks(t *testing.T) {
-	const line = "42 (a (b) c) S 1 42 42 0 -1 4194560 10 20 0 0 3 4 500 60 20 0 1 0 100 200 300"
-	if got, err := childTicks(line); err != nil || got != 560 {
-		t.Errorf("%d, error %v; want 500+60", got, err)
-	}
-	for _, bad := range []string{"", "42 (a) S 1", "42 (a) S 1 42 42 0 -1 4194560 10 20 0 0 3 4 x 60"} {
-		if got, err := childTicks(bad); err == nil {
-			t.Errorf("%q: %d", bad, got)
-		}
-	}
-}
-
-// TestCPUTime: the time of a process itself counts, and so does that of a child that has
-// ended.
-func TestCPUTime(t *testing.T) {
-	const work = `i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done`
-	for name, script := range map[string]string{
-		"own":      work + "; echo ready; exec sleep 1000",
-		"children": "sh -c '" + work + "'; echo ready; sleep 1000",
-	} {
-		p := runScript(t, script)
-		idle := runScript(t, "echo ready; sleep 1000")
-		worked, err := CPUTime(p.PID())
-		if err != nil {
-			t.Fatal(err)
-		}
-		rested, err := CPUTime(idle.PID())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if worked < rested+20*time.Millisecond {
-			t.Errorf("%s: %v for 200,000 turns of a loop, %v for none", name, worked, rested)
-		}
-	}
-	if _, err := CPUTime(1 << 30); err == nil {
-		t.Error("the time of a process that there is not")
-	}
-}
-
 // TestPeak: the sum has the memory of a grandchild, also after its end.
 func TestPeak(t *testing.T) {
 	const held = 64_000_000
@@ -84,7 +45,7 @@ func TestPeak(t *testing.T) {
 	if got := m.peakMB(); got < held/1e6 || got > 3*held/1e6 {
 		t.Errorf("%v MB, want some more than %v", got, held/1e6)
 	}
-	if n := len(descendants(p.PID())); n < 2 {
+	if n := len(child.Descendants(p.PID())); n < 2 {
 		t.Errorf("%d descendants", n)
 	}
 	if err := p.Kill(); err != nil {

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/bench/control"
 	"nftproxy/bench/result"
 	"nftproxy/conntrack"
 	"nftproxy/test/lib/child"
@@ -190,7 +189,7 @@ func (e Ejection) measure(ctx context.Context, n *ejectNode) error {
 
 // silent has ten clients a second connect to the Service of which one endpoint does not answer.
 func (e Ejection) silent(ctx context.Context, n *ejectNode) error {
-	before, err := control.CPUTime(n.process.PID())
+	before, err := child.CPUTime(n.process.PID())
 	if err != nil {
 		return err
 	}
@@ -219,7 +218,7 @@ func (e Ejection) silent(ctx context.Context, n *ejectNode) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	after, err := control.CPUTime(n.process.PID())
+	after, err := child.CPUTime(n.process.PID())
 	if err != nil {
 		return err
 	}
@@ -264,7 +263,7 @@ func (e Ejection) rest(ctx context.Context, nodes []*ejectNode) error {
 	before := make([]time.Duration, len(nodes))
 	var err error
 	for i, n := range nodes {
-		if before[i], err = control.CPUTime(n.process.PID()); err != nil {
+		if before[i], err = child.CPUTime(n.process.PID()); err != nil {
 			return err
 		}
 	}
@@ -274,7 +273,7 @@ func (e Ejection) rest(ctx context.Context, nodes []*ejectNode) error {
 	case <-time.After(e.Part):
 	}
 	for i, n := range nodes {
-		after, err := control.CPUTime(n.process.PID())
+		after, err := child.CPUTime(n.process.PID())
 		if err != nil {
 			return err
 		}
@@ -289,7 +288,7 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 
 // load opens connections at the rate, and charges a thread with what it and the kernel spend for them.
 func (e Ejection) load(ctx context.Context, n *ejectNode) error {
-	before, err := control.CPUTime(n.process.PID())
+	before, err := child.CPUTime(n.process.PID())
 	if err != nil {
 		return err
 	}
@@ -312,7 +311,7 @@ func (e Ejection) load(ctx context.Context, n *ejectNode) error {
 	if err != nil {
 		return fmt.Errorf("connect on the node with %s: %w", n.backend, err)
 	}
-	after, err := control.CPUTime(n.process.PID())
+	after, err := child.CPUTime(n.process.PID())
 	if err != nil {
 		return err
 	}

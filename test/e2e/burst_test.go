@@ -15,6 +15,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/nftcmd"
@@ -281,8 +282,7 @@ func (c *burstCost) count(lines []line) {
 // cpu is the CPU time that the proxy has used.
 func (b *burst) cpu() time.Duration {
 	b.t.Helper()
-	// The clock of another process's CPU time: clock_getcpuclockid(3).
-	var now unix.Timespec
-	b.must(unix.ClockGettime(int32(^b.proxy.PID())<<3|2, &now))
-	return time.Duration(now.Nano())
+	spent, err := child.CPUTime(b.proxy.PID())
+	b.must(err)
+	return spent
 }

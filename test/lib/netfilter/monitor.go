@@ -6,10 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,8 +22,7 @@ const group = 7
 // process. It listens to the notices that the kernel sends right after each transaction, until it is closed. Listening
 // has a price: the kernel writes a notice for every element and rule.
 type Monitor struct {
-	conn  *netlink.Conn
-	ended sync.WaitGroup
+	notices *Notices
 
 	mu sync.Mutex
 	// awaited is the addresses that no notice has had yet, by their first four bytes.
@@ -51,29 +48,16 @@ type expectation struct {
 
 // Listen starts to listen in the network namespace of a file descriptor. It needs
 // CAP_NET_ADMIN in the first user namespace, for the size of its buffer.
-func Listen(netns int) (*Monitor, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns, Groups: 1 << (group - 1)})
-	if err != nil {
+func Listen(netns int) (m *Monitor, err error) {
+	m = &Monitor{awaited: map[[4]byte][]*awaited{}}
+	if m.notices, err = Follow(netns, group, readBuffer, m.take); err != nil {
 		return nil, fmt.Errorf("listen to nftables: %w", err)
 	}
-	raw, err := conn.SyscallConn()
-	if err == nil {
-		err = conn.SetReadBuffer(readBuffer)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to nftables: %w", err), conn.Close())
-	}
-	m := &Monitor{conn: conn, awaited: map[[4]byte][]*awaited{}}
-	m.ended.Go(func() { m.readNotices(raw) })
 	return m, nil
 }
 
 // Close ends the Monitor. Channels of addresses that are still expected never yield.
-func (m *Monitor) Close() error {
-	err := m.conn.Close()
-	m.ended.Wait()
-	return err
-}
+func (m *Monitor) Close() error { return m.notices.Close() }
 
 // Expect waits for addresses in notices: in the key or data of an element, or in an
 // expression of a rule, that is added or deleted. For each address the next notice that
@@ -115,40 +99,24 @@ func (m *Monitor) Lost() int {
 	return m.lost
 }
 
-// readNotices reads datagrams by itself: the library would ask for the size of each first.
-func (m *Monitor) readNotices(raw syscall.RawConn) {
-	buf := make([]byte, 1<<20)
-	for {
-		var n int
-		var err error
-		waitErr := raw.Read(func(fd uintptr) bool {
-			for {
-				if n, _, err = unix.Recvfrom(int(fd), buf, 0); err != unix.EINTR {
-					return err != unix.EAGAIN
-				}
-			}
-		})
-		now := time.Now()
-		switch {
-		case waitErr != nil: // closed
-			return
-		case errors.Is(err, unix.ENOBUFS):
-			m.mu.Lock()
-			m.lost++
-			m.mu.Unlock()
-		case err != nil:
-			return
-		default:
-			m.searchDatagram(buf[:n], now)
-		}
+// take takes a datagram, or an error.
+func (m *Monitor) take(b []byte, now time.Time, err error) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case errors.Is(err, unix.ENOBUFS):
+		m.lost++
+		return true
+	case err != nil:
+		return false
 	}
+	m.searchDatagram(b, now)
+	return true
 }
 
 // searchDatagram looks for expected addresses in a datagram. Netlink aligns values to four
 // bytes, so addresses start at multiples of four.
 func (m *Monitor) searchDatagram(b []byte, now time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.last = now
 	if m.next != nil {
 		close(m.next)
