@@ -9,6 +9,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/spelling"
 )
 
@@ -102,9 +103,7 @@ func (ix *index) dropStray(s *sliceObject) {
 
 // lookForStrays has reportStrays called strayAge after a time, or sooner.
 func (ix *index) lookForStrays(since time.Time) {
-	if due := since.Add(strayAge); ix.straysDue.IsZero() || due.Before(ix.straysDue) {
-		ix.straysDue = due
-	}
+	ix.straysDue = pace.Soonest(ix.straysDue, since.Add(strayAge))
 }
 
 // straysOf returns the strays that may be meant for the Service, if no slice of it has an endpoint: those with a name

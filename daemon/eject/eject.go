@@ -232,12 +232,9 @@ func (e *Ejector) ask(ctx context.Context, a ejection.Ask) {
 
 // next is when there is work without an answer or another snapshot.
 func (e *Ejector) next() time.Time {
-	next := e.look
-	if !e.again.IsZero() {
-		next = pace.Earlier(next, e.again)
-	}
+	next := pace.Soonest(e.look, e.again)
 	if e.listens() {
-		next = pace.Earlier(next, e.heard.Add(listen))
+		next = pace.Soonest(next, e.heard.Add(listen))
 	}
 	return next
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"nftproxy/model/pace"
 )
 
 // Step returns what is left out from now on, and why the rest is not; what is to be asked now; and when the next step
@@ -51,11 +53,7 @@ type step struct {
 }
 
 // later notes a time when there is more to ask.
-func (s *step) later(at time.Time) {
-	if !at.IsZero() && (s.next.IsZero() || at.Before(s.next)) {
-		s.next = at
-	}
-}
+func (s *step) later(at time.Time) { s.next = pace.Soonest(s.next, at) }
 
 // due says that it is time for another try, or notes when it is.
 func (s *step) due(t *tries) bool {
