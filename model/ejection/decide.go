@@ -22,13 +22,11 @@ type group struct {
 	held      []Held
 	// onDead are the TCP endpoints on dead nodes.
 	onDead []netip.AddrPort
-	// lacks says that no other endpoint of a port has answered since one that does not was first asked. ask has some to
-	// ask, and more is when there may be others.
-	lacks bool
-	ask   []netip.AddrPort
-	more  time.Time
-	// waits says that an endpoint is left out unless its Node turns out to be silent, too.
-	waits bool
+	// open says that it depends on what others are about to answer: other endpoints of a port, if none has answered since
+	// one that does not was first asked, or a Node. ask has some endpoints to ask, and more is when there may be others.
+	open bool
+	ask  []netip.AddrPort
+	more time.Time
 }
 
 func (g *group) leaves(addr netip.AddrPort) bool {
@@ -118,7 +116,7 @@ func (m *Machine) redo(now time.Time, name service.Name) {
 	switch {
 	case len(g.suspects)+len(g.left)+len(g.held)+len(g.onDead) == 0:
 		delete(m.groups, name)
-	case len(g.held) > 0 || g.lacks || g.waits:
+	case len(g.held) > 0 || g.open:
 		m.dirty[name] = true
 	}
 }
@@ -178,7 +176,7 @@ func (d *decision) decide(before map[service.PortEndpoint]Left) {
 		case why != "":
 			held.Why = cmp.Or(held.Why, why)
 		case d.undecided(g):
-			d.waits = true
+			d.open = true
 		default:
 			d.leave(g)
 			continue
@@ -328,7 +326,7 @@ func (d *decision) askOthers() {
 	if !slices.ContainsFunc(d.unsure, func(e *endpoint) bool { return e.begun.IsZero() || last.Before(e.begun) }) {
 		return
 	}
-	d.lacks = true
+	d.open = true
 	var some []netip.AddrPort
 	n, room := 0, controls
 	for _, o := range d.others {
@@ -340,8 +338,8 @@ func (d *decision) askOthers() {
 			d.more = d.now.Add(between)
 		case o.asking > 0 && d.now.Sub(o.asked) < between:
 			room--
-		case d.more.IsZero() || o.next.Before(d.more):
-			d.more = o.next
+		default:
+			d.more = pace.Soonest(d.more, o.next)
 		}
 	}
 	d.ask = append(d.ask, some[:min(len(some), max(0, room))]...)

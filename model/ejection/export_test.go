@@ -20,7 +20,7 @@ func (m *Machine) Dump(now time.Time) string {
 			e.unanswered, now.Sub(e.begun), e.next.Sub(now), len(e.listings))
 	}
 	for name, g := range m.groups {
-		fmt.Fprintf(&b, "%s: lacks %v, asks %v, next %v\n", name, g.lacks, g.ask, g.more.Sub(now))
+		fmt.Fprintf(&b, "%s: open %v, asks %v, next %v\n", name, g.open, g.ask, g.more.Sub(now))
 	}
 	s, a, v := m.silentNodes(now)
 	fmt.Fprintf(&b, "%d silent, %d answering, server %d, names %v", s, a, v, m.names)
