@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"nftproxy/model/ejection"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -280,6 +281,11 @@ func TestEjectListedByOthers(t *testing.T) {
 		senders = append(senders, netip.AddrFrom4([4]byte{10, 244, 0, byte(100 + i)}))
 	}
 	hang(t, w.client, senders, "10.96.0.11:80")
+	tables, err := netfilter.Listen(w.Node.Fd())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { testnet.Require(t, tables.Close()) })
 	r.await("that the crowd is asked", func(l logged) bool { return notKept(l) || notAnswering(l) })
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 10*time.Second)
 	if _, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(victim, 8080)); err != nil {
@@ -288,12 +294,15 @@ func TestEjectListedByOthers(t *testing.T) {
 	cut := time.Now()
 	// The log names five endpoints of a moment, which may be others.
 	want := fmt.Sprintf("endpoint %s does not answer this node: left out", netip.AddrPortFrom(victim, 8080))
-	for limit := cut.Add(awaitLimit); ; time.Sleep(50 * time.Millisecond) {
+	for limit := time.After(awaitLimit); ; {
+		_, changed := tables.Last()
 		out, notes, code := runIn(t, w.Node, "explain", "10.96.0.10:80")
 		if code == 0 && strings.Contains(out, want) {
 			break
 		}
-		if time.Now().After(limit) {
+		select {
+		case <-changed:
+		case <-limit:
 			t.Fatalf("explain: %d\n%s%s\nwant %q", code, out, notes, want)
 		}
 	}
