@@ -180,7 +180,7 @@ func (r *rig) endpoints() int {
 	r.Watcher.mu.Lock()
 	defer r.Watcher.mu.Unlock()
 	for _, s := range r.index.slices {
-		return s.ports[0].endpoints.Len()
+		return s.endpoints.Len()
 	}
 	return 0
 }

@@ -18,6 +18,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/sorted"
 	"nftproxy/model/spelling"
 )
 
@@ -36,8 +37,10 @@ type sliceObject struct {
 	identity
 	// owner is the Service that it belongs to, empty if it belongs to none.
 	owner service.Name
-	// ports are sorted by their keys.
+	// ports are sorted by their keys and numbers. Two with the same key give two endpoints for each address.
 	ports []slicePort
+	// endpoints are those of the first port. The others have the same ones with other numbers.
+	endpoints service.Endpoints
 	// names keeps the shared copies of nodes' names and of lists of hints alive: all
 	// endpoints with an equal name, in this slice and in others, use the same copy.
 	names []unique.Handle[string]
@@ -49,11 +52,19 @@ type sliceObject struct {
 	headless *headlessSlice
 }
 
-// slicePort is one port of a slice with the slice's endpoints. Snapshots share the
-// endpoints: there is no second copy where a port has only one slice, which is usual.
+// slicePort is one port of a slice.
 type slicePort struct {
-	key       portKey
-	endpoints service.Endpoints
+	key    portKey
+	number uint16
+	// made is the list of the key's endpoints that an earlier version of the slice made, or this one if it is fresh. It
+	// is made when somebody asks for it: versions that follow each other quickly, and ports that no Service has, cost no
+	// list. Snapshots share it.
+	made  service.Endpoints
+	fresh bool
+}
+
+func (p slicePort) compare(o slicePort) int {
+	return cmp.Or(p.key.compare(o.key), cmp.Compare(p.number, o.number))
 }
 
 // port returns the endpoints of a port. The slice may be nil.
@@ -61,20 +72,60 @@ func (s *sliceObject) port(k portKey) service.Endpoints {
 	if s == nil {
 		return service.Endpoints{}
 	}
-	if i, found := s.find(k); found {
-		return s.ports[i].endpoints
+	i, found := s.find(k)
+	if !found {
+		return service.Endpoints{}
 	}
-	return service.Endpoints{}
+	p := &s.ports[i]
+	if !p.fresh {
+		p.made, p.fresh = s.list(i, p.made), true
+	}
+	return p.made
 }
 
-func (s *sliceObject) has(k portKey) bool {
-	_, found := s.find(k)
-	return found
+// list makes the endpoints of the port with this index, the first one of its key. It takes what is equal from before.
+func (s *sliceObject) list(i int, before service.Endpoints) service.Endpoints {
+	same := s.ports[i:]
+	for n, p := range same {
+		if p.key != same[0].key {
+			same = same[:n]
+			break
+		}
+	}
+	if len(same) == 1 && same[0].number == s.ports[0].number {
+		return s.endpoints
+	}
+	all := make([]service.Endpoint, 0, len(same)*s.endpoints.Len())
+	for _, p := range same {
+		for e := range s.endpoints.All() {
+			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), p.number)
+			all = append(all, e)
+		}
+	}
+	if len(same) > 1 {
+		return sorted.Reuse(before, service.MergeEndpoints(all))
+	}
+	return sorted.Reuse(before, sorted.Of(all))
 }
 
-// find returns the index of a port. A slice may have 20,000 ports.
+// find returns the index of the first port with a key. A slice may have 20,000 ports.
 func (s *sliceObject) find(k portKey) (int, bool) {
 	return slices.BinarySearchFunc(s.ports, k, func(p slicePort, k portKey) int { return p.key.compare(k) })
+}
+
+// follow takes what is equal from the last version of the slice, so that memory holds it once and comparing the two is
+// cheap. It returns whether the versions have the same owner, ports and endpoints.
+func (s *sliceObject) follow(old *sliceObject) bool {
+	s.endpoints = sorted.Reuse(old.endpoints, s.endpoints)
+	equal := s.owner == old.owner && s.endpoints.Same(old.endpoints) && slices.EqualFunc(s.ports, old.ports,
+		func(a, b slicePort) bool { return a.compare(b) == 0 })
+	for i := range s.ports {
+		p := &s.ports[i]
+		if at, found := old.find(p.key); found {
+			p.made, p.fresh = old.ports[at].made, equal && old.ports[at].fresh
+		}
+	}
+	return equal
 }
 
 // intern returns one shared copy for all equal strings.
@@ -124,7 +175,13 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 			endpoints[i].Weight = weight
 		}
 	}
-	object.ports = slicePorts(s.Ports, endpoints, p)
+	if object.ports = slicePorts(s.Ports, len(endpoints), p); len(object.ports) == 0 {
+		return object
+	}
+	for i := range endpoints {
+		endpoints[i].Addr = netip.AddrPortFrom(endpoints[i].Addr.Addr(), object.ports[0].number)
+	}
+	object.endpoints = service.MergeEndpoints(endpoints)
 	return object
 }
 
@@ -272,48 +329,26 @@ func hints[T any](object *sliceObject, endpoint int, list []T, name func(T) stri
 // and would take 1.8 GB.
 const maxSliceEndpoints = service.DefaultMaxElements
 
-// slicePorts returns each port with its endpoints, as far as maxSliceEndpoints allows. Two ports with the same name and
-// protocol but different numbers give two endpoints for each address.
-func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, p *problemList) []slicePort {
-	var list []slicePort
-	var all [][]service.Endpoint // of each port in list
-	var known numbering[portKey] // the index in list
-	total, leftOut := 0, 0
+// slicePorts returns the ports, as far as maxSliceEndpoints allows with so many endpoints of each.
+func slicePorts(ports []discoveryv1.EndpointPort, endpoints int, p *problemList) []slicePort {
+	list := make([]slicePort, 0, len(ports))
+	leftOut := 0
 	for i := range ports {
 		key, number, ok := endpointPort(&ports[i], i, p)
-		if !ok {
-			continue
-		}
-		if total+len(endpoints) > maxSliceEndpoints {
+		switch {
+		case !ok:
+		case (len(list)+1)*endpoints > maxSliceEndpoints:
 			leftOut++
-			continue
+		default:
+			list = append(list, slicePort{key: key, number: number})
 		}
-		total += len(endpoints)
-		at, again := known.add(key)
-		if !again {
-			list = append(list, slicePort{key: key})
-			var room []service.Endpoint
-			if len(ports) == 1 {
-				room = endpoints[:0] // each endpoint goes to the place where it was read
-			} else {
-				room = make([]service.Endpoint, 0, len(endpoints))
-			}
-			all = append(all, room)
-		}
-		for _, e := range endpoints {
-			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), number)
-			all[at] = append(all[at], e)
-		}
-	}
-	for i := range list {
-		list[i].endpoints = service.MergeEndpoints(all[i])
 	}
 	if leftOut > 0 {
 		p.add("ports", fmt.Errorf("%d of %d are left out: each has %d endpoints, and the slice would take more than %d "+
-			"elements", leftOut, len(ports), len(endpoints), maxSliceEndpoints))
+			"elements", leftOut, len(ports), endpoints, maxSliceEndpoints))
 	}
-	slices.SortFunc(list, func(a, b slicePort) int { return a.key.compare(b.key) })
-	return list
+	slices.SortFunc(list, slicePort.compare)
+	return slices.CompactFunc(list, func(a, b slicePort) bool { return a.compare(b) == 0 })
 }
 
 // endpointPort reads the i-th port. It returns false for a port that cannot be used. A

@@ -257,7 +257,7 @@ func TestManyPortsOfSlice(t *testing.T) {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
 	}
 	var object *sliceObject
-	check.Bounded(t, 96<<20, func() { object = convertSlice(s) })
+	check.Bounded(t, 8<<20, func() { object = convertSlice(s) })
 	if len(object.problems) != 1 {
 		t.Fatalf("problems: %v", object.problems)
 	}
@@ -266,9 +266,52 @@ func TestManyPortsOfSlice(t *testing.T) {
 	if got := object.problems[0].Error(); !strings.HasSuffix(got, want) {
 		t.Errorf("problem %q, want %q", got, want)
 	}
-	if n := len(object.ports); n != 1048 || object.ports[n-1].endpoints.Len() != 250 {
-		t.Errorf("%d ports, the last one with %d endpoints", n, object.ports[n-1].endpoints.Len())
+	last := object.ports[len(object.ports)-1].key
+	if n := len(object.ports); n != 1048 || object.port(last).Len() != 250 {
+		t.Errorf("%d ports, the last one with %d endpoints", n, object.port(last).Len())
 	}
+}
+
+// TestVersionsBetweenSnapshots: versions of a slice that no snapshot has take memory for the endpoints, not for those of
+// each port, and the snapshot after them takes as much as after one.
+func TestVersionsBetweenSnapshots(t *testing.T) {
+	const ports, endpoints, versions = 256, 500, 50
+	object, first := uniformService(0), uniformSlice(0, endpoints)
+	object.Spec.Ports, first.Ports = nil, nil
+	for i := range ports {
+		name := fmt.Sprint("p", i)
+		object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(i + 1)})
+		first.Ports = append(first.Ports, discoveryv1.EndpointPort{Name: &name})
+	}
+	version := func(name string, v int) *sliceObject {
+		s := first.DeepCopy()
+		s.Name = name
+		for i := range s.Ports {
+			port := int32(8000 + 2*i + v%2)
+			s.Ports[i].Port = &port
+		}
+		s.Endpoints = s.Endpoints[v:]
+		return convertSlice(s)
+	}
+	fill := func(ix *index, v int) {
+		ix.setSlice(version("a", v))
+		ix.setSlice(version("b", v))
+	}
+	ix, fresh := newIndex("node-0"), newIndex("node-0")
+	ix.setService(convertService(object))
+	fresh.setService(convertService(object))
+	fill(ix, 0)
+	ix.flush()
+	check.Bounded(t, 2*versions<<20, func() {
+		for v := range versions {
+			fill(ix, v+1)
+		}
+	})
+	fill(fresh, versions)
+	want := fresh.flush()
+	var got service.Snapshot
+	check.Bounded(t, 200<<20, func() { got = ix.flush() })
+	compareSnapshots(t, "after all versions", want, got)
 }
 
 // TestManyPorts: sixteen times as many ports take sixteen times as long, and not 256 times.

@@ -9,7 +9,6 @@ import (
 	"nftproxy/model/parallel"
 	"nftproxy/model/retention"
 	"nftproxy/model/service"
-	"nftproxy/model/sorted"
 )
 
 // index joins Services with their EndpointSlices. It takes events in any order.
@@ -88,9 +87,9 @@ type joined struct {
 	// since is when it was first held, zero for not, and ready when it may go on. told is when that was last reported.
 	since, ready, told time.Time
 	// built says that the builder has the Service, with the slices' endpoints
-	// before the changes.
+	// before the changes, which are those of each slice together.
 	built   bool
-	changes []sliceChange
+	changes map[service.Name]sliceChange
 	// kept is the Service as it was last served with endpoints, while it is retained.
 	// byKept says that its endpoints in the builder are those of kept.
 	kept   *service.Service
@@ -254,7 +253,7 @@ func (ix *index) setSlice(s *sliceObject) {
 		return
 	}
 	ix.reportNew(old.problems, s.problems)
-	same := s.reuseEndpoints(old)
+	same := s.follow(old)
 	if !same {
 		ix.noteTrigger(s)
 	}
@@ -323,20 +322,6 @@ func (ix *index) detachSlice(s *sliceObject) {
 	j.slices = slices.DeleteFunc(j.slices, func(o *sliceObject) bool { return o == s })
 	j.noteChange(s, nil)
 	ix.markDirty(j)
-}
-
-// reuseEndpoints takes the endpoints that are equal from the last version of the
-// slice, so that memory holds them once and comparing the two is cheap. It returns
-// whether the versions have the same owner, ports and endpoints.
-func (s *sliceObject) reuseEndpoints(old *sliceObject) bool {
-	same := s.owner == old.owner && len(s.ports) == len(old.ports)
-	for i := range s.ports {
-		p := &s.ports[i]
-		have := old.port(p.key)
-		p.endpoints = sorted.Reuse(have, p.endpoints)
-		same = same && p.endpoints.Same(have) && old.has(p.key)
-	}
-	return same
 }
 
 // setCIDR takes a ServiceCIDR. The ranges in force are those of all ServiceCIDRs

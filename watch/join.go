@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -8,8 +9,7 @@ import (
 	"nftproxy/model/sorted"
 )
 
-// sliceChange has a slice before and after an event. One of the two is nil where the
-// event added or deleted the slice.
+// sliceChange has a slice before and after some events. Either is nil where the Service had no such slice.
 type sliceChange struct {
 	before, after *sliceObject
 }
@@ -17,9 +17,17 @@ type sliceChange struct {
 // noteChange keeps a change for the next rebuild. The first rebuild reads all slices
 // and needs no changes.
 func (j *joined) noteChange(before, after *sliceObject) {
-	if j.built {
-		j.changes = append(j.changes, sliceChange{before, after})
+	if !j.built {
+		return
 	}
+	if j.changes == nil {
+		j.changes = map[service.Name]sliceChange{}
+	}
+	name := cmp.Or(before, after).name()
+	if c, again := j.changes[name]; again {
+		before = c.before
+	}
+	j.changes[name] = sliceChange{before, after}
 }
 
 // lists returns a function that returns the endpoints of a port in each slice that has some,
@@ -28,25 +36,27 @@ func (j *joined) noteChange(before, after *sliceObject) {
 func (j *joined) lists(ports int) func(portKey) ([]service.Endpoints, int) {
 	const few = 8
 	if ports <= few || len(j.slices) <= few {
-		return func(k portKey) (lists []service.Endpoints, total int) {
-			for _, s := range j.slices {
-				if list := s.port(k); list.Len() > 0 {
-					lists, total = append(lists, list), total+list.Len()
-				}
-			}
-			return lists, total
-		}
+		return func(k portKey) ([]service.Endpoints, int) { return listsIn(j.slices, k) }
 	}
-	byPort, totals := map[portKey][]service.Endpoints{}, map[portKey]int{}
+	byPort := map[portKey][]*sliceObject{}
 	for _, s := range j.slices {
 		for i := range s.ports {
-			if p := &s.ports[i]; p.endpoints.Len() > 0 {
-				byPort[p.key] = append(byPort[p.key], p.endpoints)
-				totals[p.key] += p.endpoints.Len()
+			if key := s.ports[i].key; i == 0 || key != s.ports[i-1].key {
+				byPort[key] = append(byPort[key], s)
 			}
 		}
 	}
-	return func(k portKey) ([]service.Endpoints, int) { return byPort[k], totals[k] }
+	return func(k portKey) ([]service.Endpoints, int) { return listsIn(byPort[k], k) }
+}
+
+// listsIn returns the endpoints of a port in each of some slices that has some, and their number.
+func listsIn(all []*sliceObject, k portKey) (lists []service.Endpoints, total int) {
+	for _, s := range all {
+		if list := s.port(k); list.Len() > 0 {
+			lists, total = append(lists, list), total+list.Len()
+		}
+	}
+	return lists, total
 }
 
 // otherPorts returns the ports of the slices that none of the Service's ports takes, if one of these has no endpoints:
@@ -61,9 +71,12 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 	}
 	var others []service.SlicePort
 	for _, s := range j.slices {
+		if s.endpoints.Len() == 0 {
+			continue
+		}
 		for i := range s.ports {
 			p := &s.ports[i]
-			if taken[p.key] || p.endpoints.Len() == 0 {
+			if taken[p.key] {
 				continue
 			}
 			taken[p.key] = true
@@ -81,7 +94,7 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 // several have, and the changes are few, the cost is that of finding the changed addresses
 // in each slice.
 func mergeLists(key portKey, lists []service.Endpoints, total int, have service.Endpoints,
-	changes []sliceChange) service.Endpoints {
+	changes map[service.Name]sliceChange) service.Endpoints {
 	switch len(lists) {
 	case 0:
 		return service.Endpoints{}
@@ -105,7 +118,7 @@ func mergeLists(key portKey, lists []service.Endpoints, total int, have service.
 
 // changedAddrs returns the addresses whose endpoints differ in some change, sorted,
 // each once.
-func changedAddrs(key portKey, changes []sliceChange) []netip.AddrPort {
+func changedAddrs(key portKey, changes map[service.Name]sliceChange) []netip.AddrPort {
 	var addrs []netip.AddrPort
 	for _, c := range changes {
 		for e := range sorted.Diff(c.before.port(key), c.after.port(key)) {

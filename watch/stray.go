@@ -41,9 +41,7 @@ func (s *sliceObject) strayKeys() []strayKey {
 	return []strayKey{{namespace: namespace}, {service: owner}}
 }
 
-func (s *sliceObject) hasEndpoints() bool {
-	return slices.ContainsFunc(s.ports, func(p slicePort) bool { return p.endpoints.Len() > 0 })
-}
+func (s *sliceObject) hasEndpoints() bool { return s.endpoints.Len() > 0 }
 
 // unowned says whether the slice lacks the label that names a Service.
 func (s *sliceObject) unowned() bool { return s.owner == "" && s.headless == nil }
