@@ -79,12 +79,14 @@ func (p *tablePlan) changePart(name string, old, want *Part) *Part {
 	})
 	placed := want
 	at := 0
+	var changes []poolChanges
 	mergeSorted(old.Pools, want.Pools, comparePools, func(o, w *Pool) {
 		if w == nil {
 			o.all(func(e Element) { p.deleteElement(name, e) })
 			return
 		}
-		pool := p.changePool(name, o, w)
+		pool, slots := placeTargets(o, w)
+		changes = append(changes, poolChanges{w, slots})
 		if pool.order != nil {
 			if placed == want {
 				placed = &Part{want.Elements, slices.Clone(want.Pools)}
@@ -93,48 +95,56 @@ func (p *tablePlan) changePart(name string, old, want *Part) *Part {
 		}
 		at++
 	})
+	p.changePools(name, changes)
 	return placed
 }
 
-// changePool returns the pool as it is after the batch; old may be missing.
-func (p *tablePlan) changePool(name string, old, want *Pool) Pool {
-	placed, changes := placeTargets(old, want)
-	p.reserveChanges(want.Map, changes)
-	for _, c := range changes {
-		if c.from != "" {
-			p.deleteElement(name, want.element(c.index, c.from))
-		}
-		if c.to != "" {
-			p.addElement(name, want.element(c.index, c.to))
-		}
-	}
-	return placed
+// poolChanges are the changes of one pool.
+type poolChanges struct {
+	pool  *Pool
+	slots []slotChange
 }
 
-// reserveChanges makes room for the changes of a pool, and for as many again where it has to: append alone would grow a
-// long slice by a quarter and copy it each time.
-func (p *tablePlan) reserveChanges(set string, changes []slotChange) {
-	gone, added := 0, 0
-	for _, c := range changes {
-		if c.from != "" {
-			gone++
+// changePools takes the changes of a part's pools. It makes room for all of them at once, and for as many again as there
+// are where it has to: append alone would grow a long slice by a quarter and copy it each time.
+func (p *tablePlan) changePools(name string, all []poolChanges) {
+	type count struct{ gone, added int }
+	counts := map[string]count{}
+	for _, c := range all {
+		n := counts[c.pool.Map]
+		for _, slot := range c.slots {
+			if slot.from != "" {
+				n.gone++
+			}
+			if slot.to != "" {
+				n.added++
+			}
 		}
-		if c.to != "" {
-			added++
+		counts[c.pool.Map] = n
+	}
+	for set, n := range counts {
+		if n != (count{}) {
+			c := p.changesOf(set)
+			c.gone, c.added = withRoom(c.gone, n.gone), withRoom(c.added, n.added)
 		}
 	}
-	if gone+added == 0 {
-		return
-	}
-	c := p.changesOf(set)
-	for _, list := range []struct {
-		elements *[]OwnedElement
-		more     int
-	}{{&c.gone, gone}, {&c.added, added}} {
-		if have := len(*list.elements); have+list.more > cap(*list.elements) {
-			*list.elements = slices.Grow(*list.elements, list.more+have)
+	for _, c := range all {
+		for _, slot := range c.slots {
+			if slot.from != "" {
+				p.deleteElement(name, c.pool.element(slot.index, slot.from))
+			}
+			if slot.to != "" {
+				p.addElement(name, c.pool.element(slot.index, slot.to))
+			}
 		}
 	}
+}
+
+func withRoom(list []OwnedElement, more int) []OwnedElement {
+	if len(list)+more > cap(list) {
+		return slices.Grow(list, more+len(list))
+	}
+	return list
 }
 
 // mergeSorted walks two sorted lists and visits each key once, with the items that have it.

@@ -134,9 +134,10 @@ func placeTargets(have, want *Pool) (Pool, []slotChange) {
 			known = newOrder(have.byIndex())
 		}
 		if known != nil && known.at.Len() > 0 {
-			changes := known.changes(have.Targets, want.Targets)
-			placed.order = known.after(changes, want.Targets.Len())
-			return placed, changes
+			if changes, few := known.changes(have.Targets, want.Targets); few {
+				placed.order = known.after(changes, want.Targets.Len())
+				return placed, changes
+			}
 		}
 	}
 	old, wanted := have.byIndex(), want.byIndex()
@@ -238,6 +239,9 @@ func compareSlots(have, want []Value) []slotChange {
 	return changes
 }
 
+// fewChanges is the part of a long pool that differs at most where order.changes pays.
+const fewChanges = 8
+
 // order says which target of a pool has which index. It never changes.
 type order struct {
 	slots slots
@@ -265,11 +269,15 @@ func newOrder(targets []Value) *order {
 	return &order{slotsOf(targets), sorted.Of(spots)}
 }
 
-// changes is the same changes that arrangeTargets and compareSlots would give.
-func (o *order) changes(have, want Targets) []slotChange {
+// changes is the same changes that arrangeTargets and compareSlots would give. It gives up if they are not few: a
+// single one costs more here.
+func (o *order) changes(have, want Targets) (changes []slotChange, few bool) {
 	var indices []int
 	var coming []Value
 	for c := range sorted.Diff(have, want) {
+		if len(indices)+len(coming) > want.Len()/fewChanges {
+			return nil, false
+		}
 		if c.Old != nil {
 			indices = append(indices, o.at.Find(spot{target: *c.Old}).index)
 		} else {
@@ -288,7 +296,6 @@ func (o *order) changes(have, want Targets) []slotChange {
 	}
 	slices.Sort(indices)
 	slices.Sort(coming)
-	var changes []slotChange
 	for _, i := range slices.Compact(indices) {
 		c := slotChange{index: i}
 		if i < have.Len() {
@@ -299,7 +306,7 @@ func (o *order) changes(have, want Targets) []slotChange {
 		}
 		changes = append(changes, c)
 	}
-	return changes
+	return changes, true
 }
 
 // after is the order after the changes, when the pool has n elements.

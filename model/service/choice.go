@@ -69,6 +69,10 @@ func (s *Service) Choose(p *Port, node *Node, family ip.Family) Choice {
 	return c
 }
 
+// fewChanges is the part of a list that differs at most where it pays to edit the lists of the last choice. A single
+// edit costs more than one endpoint of a new list.
+const fewChanges = 8
+
 // ChooseAfter returns the same as Choose. last is the last choice for the same port, nil for none.
 // If the lists take endpoints of the same kind as before, the cost depends on what has changed in
 // between.
@@ -78,7 +82,11 @@ func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, family ip.Famil
 	}
 	c := *last
 	var cluster, local, here, maybe []sorted.Edit[netip.AddrPort]
+	changes := 0
 	for change := range sorted.Diff(c.endpoints, p.Endpoints) {
+		if changes++; changes > p.Endpoints.Len()/fewChanges {
+			return s.Choose(p, node, family)
+		}
 		var old, now traits
 		var addr netip.AddrPort
 		if change.Old != nil {

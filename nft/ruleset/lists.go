@@ -85,6 +85,9 @@ func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs se
 	return list
 }
 
+// fewChanges is the part of a list that differs at most where targetsAfter edits the known targets.
+const fewChanges = 8
+
 // targetsAfter returns the targets of the addresses. known has the targets of the
 // previous addresses.
 func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs service.Addresses) nft.Targets {
@@ -93,6 +96,9 @@ func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs servic
 	}
 	var edits []sorted.Edit[nft.Value]
 	for change := range sorted.Diff(previous, addrs) {
+		if len(edits) > addrs.Len()/fewChanges {
+			return sorted.Of(c.targets(addrs))
+		}
 		a := change.New
 		if a == nil {
 			a = change.Old

@@ -2,6 +2,7 @@ package ruleset_test
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -72,4 +73,48 @@ func scale(b *testing.B, pair [2]*nft.Program) {
 	for name, least := range map[string]time.Duration{"least-us": there, "least-first-us": fresh, "least-back-us": back} {
 		b.ReportMetric(float64(least.Nanoseconds())/1000, name)
 	}
+}
+
+// BenchmarkAllElements changes every element of the largest Service: each of its endpoints gets another port.
+func BenchmarkAllElements(b *testing.B) {
+	const ports, endpoints = 256, 1022
+	builder := service.NewBuilder(gen.PlainNode())
+	builder.SetMaxElements(service.DefaultMaxElements)
+	large := func(port uint16) *service.Service {
+		s := gen.UniformService(1, 0)
+		p := s.Ports[0]
+		s.Ports = nil
+		for i := range ports {
+			p.Name, p.Port = fmt.Sprint("p", i), uint16(80+i)
+			list := make([]service.Endpoint, endpoints)
+			for n := range list {
+				addr := netip.AddrFrom4([4]byte{10, 240, byte(n >> 8), byte(n)})
+				list[n] = service.Endpoint{Addr: netip.AddrPortFrom(addr, port+uint16(2*i)), Ready: true, Serving: true}
+			}
+			p.Endpoints = service.MergeEndpoints(list)
+			s.Ports = append(s.Ports, p)
+		}
+		return s
+	}
+	var snapshots [2]service.Snapshot
+	for i := range snapshots {
+		builder.Set(large(uint16(8000 + i)))
+		snapshots[i] = builder.Snapshot()
+	}
+	compiler := ruleset.NewCompiler(benchConfig())
+	_, state := nft.State{}.Plan(compiler.Compile(snapshots[0]), time.Time{})
+	var compile, plan time.Duration
+	for i := 1; b.Loop(); i++ {
+		start := time.Now()
+		program := compiler.Compile(snapshots[i%2])
+		compiled := time.Now()
+		var batch nft.Batch
+		batch, state = state.Plan(program, time.Time{})
+		if n := batch.Size(); n < 2*ports*endpoints {
+			b.Fatalf("%d elements", n)
+		}
+		compile, plan = compile+compiled.Sub(start), plan+time.Since(compiled)
+	}
+	b.ReportMetric(float64(compile.Milliseconds())/float64(b.N), "compile-ms")
+	b.ReportMetric(float64(plan.Milliseconds())/float64(b.N), "plan-ms")
 }
