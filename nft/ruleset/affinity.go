@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -207,10 +208,12 @@ func AffinityShrunk(old, next *nft.Program) []AffinityName {
 	var shrunk []AffinityName
 	for _, f := range nft.Families() {
 		for c := range treap.Diff(old.Table(f).Parts, next.Table(f).Parts) {
-			before := rememberedLists(old.Table(f), c.Old)
+			before := map[string]rememberedList{}
+			for _, list := range rememberedLists(old.Table(f), c.Old) {
+				before[list.clients] = list
+			}
 			for _, list := range rememberedLists(next.Table(f), c.New) {
-				at := slices.IndexFunc(before, func(b rememberedList) bool { return b.clients == list.clients })
-				if at < 0 || !containsAll(list.endpoints(), before[at].endpoints()) {
+				if last, had := before[list.clients]; !had || !containsAll(list.endpoints(), last.endpoints()) {
 					shrunk = append(shrunk, AffinityName{f, list.clients, service.Name(c.Key)})
 				}
 			}
@@ -240,12 +243,14 @@ type rememberedFrontend struct {
 // remembered, and the map of clients.
 func rememberedLists(t *nft.Table, part *nft.Part) []rememberedList {
 	var lists []rememberedList
+	indices := map[string]int{}
 	for _, a := range allAccess() {
 		for _, at := range elementsOf(part, a.learners) {
 			for from, to := range rememberingRules(t.Chains.At(at.Verdict.Chain)) {
-				i := slices.IndexFunc(lists, func(l rememberedList) bool { return l.clients == to.Map })
-				if i < 0 {
+				i, known := indices[to.Map]
+				if !known {
 					i, lists = len(lists), append(lists, rememberedList{clients: to.Map})
+					indices[to.Map] = i
 				}
 				lists[i].frontends = append(lists[i].frontends, rememberedFrontend{at.Key, startingWith(elementsOf(part, from.Set),
 					at.Key)})
@@ -314,11 +319,9 @@ func startingWith(elements []nft.Element, prefix nft.Value) []nft.Element {
 	first, _ := slices.BinarySearchFunc(elements, prefix, func(e nft.Element, prefix nft.Value) int {
 		return cmp.Compare(e.Key, prefix)
 	})
-	end := first
-	for end < len(elements) && strings.HasPrefix(string(elements[end].Key), string(prefix)) {
-		end++
-	}
-	return elements[first:end]
+	rest := elements[first:]
+	end := sort.Search(len(rest), func(i int) bool { return !strings.HasPrefix(string(rest[i].Key), string(prefix)) })
+	return rest[:end]
 }
 
 // elementsOf returns the part's elements in one set. The part may be nil.
@@ -332,9 +335,7 @@ func elementsOf(p *nft.Part, set string) []nft.Element {
 	if !found {
 		return nil
 	}
-	end := first
-	for end < len(p.Elements) && p.Elements[end].Set == set {
-		end++
-	}
-	return p.Elements[first:end]
+	rest := p.Elements[first:]
+	end := sort.Search(len(rest), func(i int) bool { return rest[i].Set != set })
+	return rest[:end]
 }

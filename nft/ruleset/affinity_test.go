@@ -1,14 +1,18 @@
 package ruleset_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/conntrack"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -157,6 +161,38 @@ func TestAffinityShrunk(t *testing.T) {
 			fresh)); n != len(ruleset.AffinityMaps(fresh)) {
 			t.Errorf("%s: %d maps concerned where all are new", test.name, n)
 		}
+	}
+}
+
+// TestAffinityOfManyPorts: sixteen times as many ports take some sixteen times as long, and not 256 times: the loop waits
+// for it.
+func TestAffinityOfManyPorts(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cost := func(ports int) time.Duration {
+		builder := service.NewBuilder(gen.PlainNode())
+		s := gen.UniformService(1, 64)
+		port := s.Ports[0]
+		s.AffinityTimeout, s.Ports = time.Hour, nil
+		for i := range ports {
+			port.Name, port.Port = fmt.Sprint("p", i), uint16(i+1)
+			s.Ports = append(s.Ports, port)
+		}
+		none := ruleset.Compile(benchConfig(), builder.Snapshot())
+		builder.Set(s)
+		all := ruleset.Compile(benchConfig(), builder.Snapshot())
+		least := time.Hour
+		for range 5 {
+			before := conntrack.ThreadTime()
+			if n := len(ruleset.AffinityShrunk(none, all)); n != ports {
+				t.Fatalf("%d maps of %d ports", n, ports)
+			}
+			least = min(least, conntrack.ThreadTime()-before)
+		}
+		return least
+	}
+	if small, large := cost(25), cost(400); large > 100*small {
+		t.Errorf("25 ports take %v, and 400 take %v", small, large)
 	}
 }
 
