@@ -24,13 +24,14 @@ type Tenants struct {
 	// Options names those to measure; empty for all.
 	Options []string
 	// Part is how long the others change endpoints, Rate a second: once beside the object at rest, and once while it
-	// changes each Period.
+	// changes each Period. Then it changes for as long alone.
 	Part, Period time.Duration
 	Rate         float64
 }
 
 // Run measures, and writes a row of a table for each option. Times are from the request at the API server to the
-// kernel's notice. The kernel writes a notice for each element, also of the tenant's, so times are rather too long.
+// kernel's notice. The kernel writes a notice for each element, also of the tenant's, so times are rather too long. The
+// longest sync is of the time without notices.
 func (t Tenants) Run(ctx context.Context, out io.Writer) (err error) {
 	list, err := t.All(ctx, quiet{})
 	objects, unknown := controlplane.WorstObjects(t.Options...)
@@ -80,7 +81,6 @@ func (t Tenants) measure(ctx context.Context, s *subject, w controlplane.Worst, 
 	if err != nil {
 		return err
 	}
-	mark := s.process.Mark()
 	changing, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- object.Change(changing, t.Period) }()
@@ -92,9 +92,20 @@ func (t Tenants) measure(ctx context.Context, s *subject, w controlplane.Worst, 
 	if n := s.monitor.Lost(); n > 0 {
 		return fmt.Errorf("the kernel's notices did not fit into the buffer %d times", n)
 	}
+	version := object.Version
+	if err := s.monitor.Close(); err != nil {
+		return err
+	}
+	s.monitor = nil
+	mark := s.process.Mark()
+	changing, stop = context.WithTimeout(ctx, t.Part)
+	defer stop()
+	if err := object.Change(changing, t.Period); err != nil {
+		return err
+	}
 	facts, err := result.Machine()
 	fmt.Fprintf(out, "| %s | %s | %s | %d in %v | %.0f ms | %.2f cores | %s |\n", w.Option, quantiles(alone),
-		quantiles(beside), object.Version, beside.wrote.Round(time.Second), s.longestSync(mark),
+		quantiles(beside), version, beside.wrote.Round(time.Second), s.longestSync(mark),
 		beside.cpu.Seconds()/beside.wrote.Seconds(), facts.Load)
 	return err
 }
