@@ -26,7 +26,8 @@ until ip addr show dev eth0 | grep -q 203.0.113.10/32 && ip addr show dev eth0 |
 while test -e /run/keepalived.pid; do sleep 0.1; done
 `
 	return []neighbour{{
-		name: "keepalived", what: "VRRP puts addresses of a load balancer on the node, and takes them away",
+		name: "keepalived", program: "keepalived",
+		what:     "VRRP puts addresses of a load balancer on the node, and takes them away",
 		packages: []string{"keepalived"},
 		prepare: `cat >/tmp/keepalived.conf <<'EOF'
 global_defs { router_id node }
@@ -102,9 +103,10 @@ vrrp_script endpoints {
 	node, other := takes(func(t *testnet.Topology) *testnet.Namespace { return t.Node }),
 		takes(func(t *testnet.Topology) *testnet.Namespace { return t.Remote })
 	return neighbour{
-		name: "moving-address", packages: []string{"keepalived"}, prepare: config("192.168.100.1", 100), moving: true,
-		what: "keepalived (VRRP) on two nodes, both with nftproxy, for the address of a load balancer with policy Local: " +
-			"the health check node port says which node may have it",
+		name: "moving-address", program: "keepalived", moving: true,
+		packages: []string{"keepalived"}, prepare: config("192.168.100.1", 100),
+		what: "VRRP on two nodes, both with nftproxy, for a load balancer's address with policy Local: the health check " +
+			"node port says which node may have it",
 		events: []event{
 			{nameStart, daemon},
 			{"the node's endpoint terminates", ""},
@@ -249,7 +251,7 @@ func bans() []neighbour {
 		"/tmp/rules; }\n"
 	one := func(name, what, action string) neighbour {
 		return neighbour{
-			name: name, what: what, packages: []string{"fail2ban", "nftables", "iptables"},
+			name: name, program: "fail2ban", what: what, packages: []string{"fail2ban", "nftables", "iptables"},
 			prepare: "mkdir -p /run/fail2ban\n: >/tmp/auth.log\nrm -f /etc/fail2ban/jail.d/*\ncat >/etc/fail2ban/jail.local " +
 				"<<'EOF'\n[sshd]\nenabled = true\nbackend = polling\nlogpath = /tmp/auth.log\nbanaction = " + action + "\nEOF\n",
 			events: []event{

@@ -120,7 +120,8 @@ until busybox nslookup cache.test 169.254.20.10 | grep -q 192.0.2.53; do sleep 0
 	const end = "kill \"$(pidof coredns)\"\nwhile pidof coredns; do sleep 0.1; done\n"
 	one := func(name, what string, c cache, set, unset string) neighbour {
 		return neighbour{
-			name: name, what: what, packages: []string{"iptables"}, programs: []string{"CoreDNS " + coreDNSVersion}, cache: c,
+			name: name, program: "CoreDNS", what: what, cache: c,
+			packages: []string{"iptables"}, programs: []string{"CoreDNS " + coreDNSVersion},
 			prepare: "cat >/tmp/Corefile <<'EOF'\n. {\n bind 169.254.20.10 10.96.0.50 fd00:96::50\n cache 30\n hosts {\n  " +
 				"192.0.2.53 cache.test\n }\n health 127.0.0.1:8053 {\n  lameduck 5s\n }\n}\nEOF\n",
 			events: []event{
@@ -130,14 +131,14 @@ until busybox nslookup cache.test 169.254.20.10 | grep -q 192.0.2.53; do sleep 0
 			stop: event{"stops", unset + end + "ip link delete nodelocaldns\n"},
 		}
 	}
-	with := one("coredns", "CoreDNS on the node at the cluster IPs of a DNS Service, with the rules of NodeLocal "+
-		"DNSCache, which turn tracking off while CoreDNS answers",
+	with := one("coredns", "on the node, at the cluster IPs of a DNS Service, with the rules of NodeLocal DNSCache: "+
+		"they turn connection tracking off while CoreDNS answers",
 		untracked, rules+"rules -A\n", rules+"rules -D\n")
 	with.events = append(with.events, event{"sets its rules again", rules + "rules -D\nrules -A\n"})
 	return []neighbour{
 		with,
-		one("coredns-tracked", "the same without these rules: Services go before addresses of the node, so that the "+
-			"endpoints answer at the cluster IPs", tracked, "", ""),
+		one("coredns-tracked", "the same without these rules: Services take precedence over addresses of the node, so "+
+			"that the endpoints answer at the cluster IPs", tracked, "", ""),
 	}
 }
 

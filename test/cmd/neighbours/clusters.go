@@ -22,6 +22,8 @@ import (
 type clusterNeighbour struct {
 	// name is unique among all neighbours, and names the file of the result.
 	name string
+	// program is what operators call it.
+	program string
 	// what says in some words how the program is set up.
 	what string
 	// modules are the Go modules of the programs, by the folder below hack that pins their versions.
@@ -46,7 +48,7 @@ func clusterNeighbours() []clusterNeighbour {
 		"node may see a node's address."
 	network := func(name, what string) clusterNeighbour {
 		return clusterNeighbour{
-			name: name, what: what, modules: map[string]string{"flannel": flannel, "cni": plugins},
+			name: name, program: "flannel", what: what, modules: map[string]string{"flannel": flannel, "cni": plugins},
 			up: []string{"--cni=" + name}, focus: `\[Conformance\]`, tests: "`[Conformance]`",
 			notes: []string{
 				"flannel reaches the API server by its cluster IP. Until nftproxy serves that, flannel exits and is " +
@@ -59,7 +61,8 @@ func clusterNeighbours() []clusterNeighbour {
 		network("flannel-host-gw", "the same with backend host-gw"),
 		network("flannel-nftables", "backend vxlan, rules by nftables instead of iptables"),
 		{
-			name: "kube-router", what: "the pods' network by BGP in a full mesh, with the CNI plugins bridge, host-local and " +
+			name: "kube-router", program: "kube-router, network",
+			what: "the pods' network by BGP in a full mesh, with the CNI plugins bridge, host-local and " +
 				"portmap, and NetworkPolicies of IPv4; without its service proxy",
 			modules: map[string]string{"kube-router": kubeRouter, "cni": plugins},
 			up:      []string{"--cni=kube-router", "--policies=kube-router"}, focus: `\[Conformance\]`, tests: "`[Conformance]`",
@@ -69,7 +72,7 @@ func clusterNeighbours() []clusterNeighbour {
 				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod " +
 					"gets no answer from a Service that leads back to the pod. `nftproxy check` names the bridge " +
 					"`kube-bridge`.",
-				"Like its own manifest, this one enforces NetworkPolicies for IPv4 only (see kube-router-policies). " +
+				"Like its own manifest, this one enforces NetworkPolicies for IPv4 only. " +
 					"Routes are for both families.",
 				"kube-router learns the pod addresses of a new node every five minutes (`--routes-sync-period`; here " +
 					"10 s). Until then it masquerades connections of pods to pods of that node.",
@@ -77,8 +80,9 @@ func clusterNeighbours() []clusterNeighbour {
 			},
 		},
 		{
-			name: "kube-router-policies", what: "a network policy engine by rules of iptables and ipsets, for IPv4 only " +
-				"(`--run-firewall --run-router=false --run-service-proxy=false`)",
+			name: "kube-router-policies", program: "kube-router, policies",
+			what: "NetworkPolicies only, by rules of iptables and " +
+				"ipsets, for IPv4 (`--run-firewall --run-router=false --run-service-proxy=false`)",
 			modules: map[string]string{"kube-router": kubeRouter},
 			up:      []string{"--policies=kube-router"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
@@ -91,8 +95,8 @@ func clusterNeighbours() []clusterNeighbour {
 			},
 		},
 		{
-			name: "kube-network-policies", what: "a network policy engine that judges packets in a queue, by rules for " +
-				"iptables' target NFQUEUE",
+			name: "kube-network-policies", program: "kube-network-policies", what: "NetworkPolicies: the engine gets packets " +
+				"from a queue, by rules with iptables' target NFQUEUE",
 			modules: map[string]string{"policies": "sigs.k8s.io/kube-network-policies"},
 			up:      []string{"--policies=kube-network-policies"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
@@ -105,7 +109,8 @@ func clusterNeighbours() []clusterNeighbour {
 			},
 		},
 		{
-			name: "metallb", what: "gives Services of type LoadBalancer addresses, of both families, and announces each from " +
+			name: "metallb", program: "MetalLB",
+			what: "gives Services of type LoadBalancer addresses, of both families, and announces each from " +
 				"one node by ARP and neighbour discovery (layer 2), with its own manifest",
 			modules: map[string]string{"metallb": "go.universe.tf/metallb"},
 			up:      []string{"--announcer=metallb"}, focus: "LoadBalancers", tests: "LoadBalancers",
@@ -222,11 +227,11 @@ func clustersSection(docs string) (text string, without []string, err error) {
 			return "", nil, err
 		}
 		if !found {
-			without = append(without, n.name+" ("+n.what+")")
+			without = append(without, n.program+": "+n.what)
 			continue
 		}
-		rows += fmt.Sprintf("| %s | %s | %s |\n", r.Name, r.What, r.verdict())
-		notes = append(notes, remarks(r.Name, r.Notes)...)
+		rows += row(n.program, filepath.Join("cluster", n.name), r.What, r.verdict())
+		notes = append(notes, remarks(n.program, r.Notes)...)
 	}
 	if rows == "" {
 		return "", without, nil

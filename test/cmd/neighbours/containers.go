@@ -42,7 +42,8 @@ while pidof containerd; do sleep 0.1; done
 	}
 	one := func(name, what, setting, before, set string) neighbour {
 		return neighbour{
-			name: name, what: what, setting: setting, packages: []string{"docker.io", "containerd", "iptables"}, prepare: image,
+			name: name, program: "Docker", what: what, setting: setting, prepare: image,
+			packages: []string{"docker.io", "containerd", "iptables"},
 			events: []event{
 				{nameStart, before + daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set +
 					answers},
@@ -54,14 +55,16 @@ while pidof containerd; do sleep 0.1; done
 			stop: event{"stops", "docker rm -f web\n" + end},
 		}
 	}
+	set := one("docker-drop-set", "the same, with ways for pods in DOCKER-USER", "`iptables -I DOCKER-USER -s PODS -j "+
+		"ACCEPT`, `iptables -I DOCKER-USER -d PODS -j ACCEPT`",
+		unforwarding, fmt.Sprintf("iptables -I DOCKER-USER -s %s -j ACCEPT\niptables -I DOCKER-USER -d %s -j ACCEPT\n",
+			pods4, pods4))
+	set.unset = []string{"docker-drop"}
 	return []neighbour{
 		one("docker", "a container with a published port, on a node that forwards packets before Docker starts", "", "", ""),
-		one("docker-drop", "a container with a published port, on a node that does not: Docker lets it forward, with "+
+		one("docker-drop", "a container with a published port, on a node where Docker switches forwarding on: it sets "+
 			"policy drop in FORWARD", "", unforwarding, ""),
-		one("docker-drop-set", "the same, with ways for pods in DOCKER-USER", "`iptables -I DOCKER-USER -s PODS -j "+
-			"ACCEPT`, `iptables -I DOCKER-USER -d PODS -j ACCEPT`",
-			unforwarding, fmt.Sprintf("iptables -I DOCKER-USER -s %s -j ACCEPT\niptables -I DOCKER-USER -d %s -j ACCEPT\n",
-				pods4, pods4)),
+		set,
 	}
 }
 
@@ -75,7 +78,8 @@ func podmans() []neighbour {
 				"/tmp/%s /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, head, name, port, name)
 		}
 		return neighbour{
-			name: name, what: what, packages: []string{"podman", "netavark", "nftables", "iptables"}, prepare: image + unified,
+			name: name, program: "Podman", what: what, prepare: image + unified,
+			packages: []string{"podman", "netavark", "nftables", "iptables"},
 			events: []event{
 				{nameStart, run("web", published) + answers + shown},
 				{"starts a container", run("other", 8082)},

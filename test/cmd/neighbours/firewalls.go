@@ -1,6 +1,9 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // The addresses of the cluster's pods and of the node's network, as package testnet has them.
 const (
@@ -44,14 +47,14 @@ EOF
 	}
 	accept := fmt.Sprintf("ip saddr %s accept\n\t\tip daddr %s accept\n\t\tip6 saddr %s accept\n\t\tip6 daddr %s accept",
 		pods4, pods4, pods6, pods6)
-	pkg := []string{"nftables"}
+	pkg, program := []string{"nftables"}, "nftables.service"
 	return []neighbour{
-		{name: "nftables-default", what: "nftables.service with Debian's own file: `flush ruleset`, empty chains",
-			packages: pkg, events: events(""), stop: stop},
-		{name: "nftables-drop", what: "nftables.service with `flush ruleset`, policy drop in input and forward",
-			packages: pkg, events: events(closed("")), stop: stop},
-		{name: "nftables-drop-set", what: "the same with rules for pods", packages: pkg, events: events(closed(accept)),
-			stop: stop,
+		{name: "nftables-default", program: program, what: "Debian's own file: `flush ruleset`, empty chains", packages: pkg,
+			events: events(""), stop: stop},
+		{name: "nftables-drop", program: program, what: "`flush ruleset`, policy drop in input and forward", packages: pkg,
+			events: events(closed("")), stop: stop},
+		{name: "nftables-drop-set", program: program, what: "the same with rules for pods", packages: pkg,
+			events: events(closed(accept)), stop: stop, unset: []string{"nftables-drop"},
 			setting: "in `forward`: " + "`ip saddr PODS accept`, `ip daddr PODS accept`, the same with `ip6`; in `input`: the " +
 				"ports of health checks"},
 	}
@@ -68,8 +71,10 @@ func ufws() []neighbour {
 		}, event{"stops", "ufw disable"}
 	}
 	one := func(name, what, setting, set string) neighbour {
-		n := neighbour{name: name, what: what, setting: setting, packages: []string{"ufw", "iptables"}}
-		n.events, n.stop = with(set)
+		n := neighbour{name: name, program: "ufw", what: what, setting: setting, packages: []string{"ufw", "iptables"}}
+		if n.events, n.stop = with(set); setting != "" {
+			n.unset = []string{"ufw", "ufw-routed"}
+		}
 		return n
 	}
 	allow := fmt.Sprintf("ufw route allow from %s\nufw route allow to %s\nufw route allow from %s\nufw route allow to "+
@@ -92,7 +97,8 @@ func firewallds() []neighbour {
 	end := "kill \"$(cat /run/firewalld.pid)\"\nwhile firewall-cmd --state; do sleep 0.1; done"
 	one := func(name, what, setting, set string) neighbour {
 		return neighbour{
-			name: name, what: what, setting: setting, packages: []string{"firewalld", "nftables", "iptables"}, prepare: bus,
+			name: name, program: "firewalld", what: what, setting: setting, prepare: bus,
+			packages: []string{"firewalld", "nftables", "iptables"},
 			events: []event{
 				{nameStart, set + start},
 				{"reloads", "firewall-cmd --reload\n" + settled},
@@ -115,6 +121,9 @@ func firewallds() []neighbour {
 		one("firewalld-iptables-set", "backend iptables, pods in zone trusted", setting, iptables+trusted),
 	}
 	for i := range all {
+		if unset, is := strings.CutSuffix(all[i].name, "-set"); is {
+			all[i].unset = []string{unset}
+		}
 		all[i].drops = []string{"reloads", "reloads completely", "panics", "panics no longer", "restarts"}
 		all[i].opens = "its rule for translated connections (`ct status dnat accept`) lets what a Service opens pass"
 	}

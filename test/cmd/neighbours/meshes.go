@@ -32,7 +32,7 @@ until grep -qs ready /tmp/sidecar.log; do sleep 0.1; done
 			}
 		}
 		return neighbour{
-			name: name, what: what, packages: []string{"iptables", "nftables"},
+			name: name, program: "Istio", what: what, packages: []string{"iptables", "nftables"},
 			programs: []string{"istio.io/istio " + istioVersion},
 			events:   []event{{nameStart, ""}, {"changes its rules", ""}, {"restarts", ""}}, stop: event{"stops", ""},
 			notes: []string{
@@ -46,10 +46,10 @@ until grep -qs ready /tmp/sidecar.log; do sleep 0.1; done
 		}
 	}
 	return []neighbour{
-		one("istio", "Istio's redirection of all TCP connections in two pods, a client and an endpoint, by its own program "+
-			"with iptables. A small proxy takes the place of Envoy: it goes on to where the client wanted to go",
+		one("istio", "Istio's own program redirects all TCP connections of two pods, a client and an endpoint, by rules of "+
+			"iptables. A small proxy in place of Envoy connects to where the client wanted to go",
 			"--force-iptables-binary=nft", "iptables-save | grep -q ISTIO_OUTPUT && ip6tables-save | grep -q ISTIO_OUTPUT"),
-		one("istio-nftables", "the same with Istio's rules for nftables", "--native-nftables",
+		one("istio-nftables", "the same with rules of nftables", "--native-nftables",
 			"nft list ruleset | grep -q istio-proxy-nat"),
 	}
 }

@@ -14,6 +14,8 @@ type event struct {
 type neighbour struct {
 	// name is unique, and names the file of the result.
 	name string
+	// program is what operators call it.
+	program string
 	// what says in some words how the program is set up.
 	what string
 	// packages are those of Debian whose versions the row names.
@@ -25,6 +27,8 @@ type neighbour struct {
 	// setting is what an operator has to set for the traffic of Services; empty if the row is about the program without
 	// it.
 	setting string
+	// unset are the names of rows about the program without that setting.
+	unset []string
 	// events happen in this order. The first one is the start.
 	events []event
 	// stop is the last event.

@@ -48,7 +48,10 @@ type verdict struct {
 	text string
 }
 
-func (r result) verdict() verdict {
+func (r result) verdict() verdict { return r.verdictWithout("a setting") }
+
+// verdictWithout is the verdict, with these words for the setting that the program lacks if it does.
+func (r result) verdictWithout(setting string) verdict {
 	var faults []string
 	for _, o := range r.Events {
 		if n := len(o.Table.Faults); n > 0 {
@@ -71,11 +74,11 @@ func (r result) verdict() verdict {
 	case len(closed) > 0 && len(r.Check) == 0:
 		return verdict{false, "blocks some Service traffic, and `nftproxy check` does not say so"}
 	case len(closed) > 0:
-		return verdict{true, "blocks traffic to pods: needs a setting"}
+		return verdict{true, "blocks traffic to pods without " + setting}
 	case r.Silences != "" && len(r.Check) == 0:
 		return verdict{false, "drops refusals, and `nftproxy check` does not say so"}
 	case r.Silences != "":
-		return verdict{true, "works, but connections of the node that should be refused time out: needs a setting" + also}
+		return verdict{true, "works, but connections of the node that should be refused time out without " + setting + also}
 	case r.Setting != "":
 		return verdict{true, "works with this setting: " + r.Setting + also}
 	}
@@ -110,8 +113,9 @@ func (r result) text() string {
 const head = `# Beside other programs
 
 Does nftproxy work beside another program that sets packet filter rules or addresses on the nodes? Each row is from a
-run of the real program: [how, its version, and all results](evidence/neighbours/README.md). On a node,
-` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's ranges of pod addresses.
+run of the real program ([how](evidence/neighbours/README.md)). The first column links to its version and all results.
+On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's ranges of pod
+addresses.
 
 `
 
@@ -143,18 +147,35 @@ func writePage(docs string) error {
 func page(docs string) (string, error) {
 	rows, without := "", untried()
 	var notes []string
+	settings, err := remedies(docs)
+	if err != nil {
+		return "", err
+	}
+	shown := map[string]bool{} // the runs with a setting that a row has
 	for _, n := range neighbours() {
 		r := new(result)
 		found, err := read(docs, n.name, r)
-		if err != nil {
+		switch {
+		case err != nil:
 			return "", err
-		}
-		if !found {
-			without = append(without, n.name+" ("+n.what+")")
+		case !found:
+			without = append(without, n.program+": "+n.what)
 			continue
+		case shown[n.name]:
+			continue // beside the program without its setting
 		}
-		rows += fmt.Sprintf("| %s | %s | %s |\n", r.Name, r.What, r.verdict().text)
-		notes = append(notes, remarks(r.Name, r.Notes)...)
+		v := r.verdict()
+		if remedy, is := settings[n.name]; is {
+			words := "[this setting](" + resultLink(remedy.Name) + "): " + remedy.Setting
+			if shown[remedy.Name] {
+				words = "the same setting"
+			}
+			if with := r.verdictWithout(words); with != v {
+				shown[remedy.Name], v = true, with
+			}
+		}
+		rows += row(n.program, n.name, r.What, v.text)
+		notes = append(notes, remarks(n.program, r.Notes)...)
 	}
 	clusters, more, err := clustersSection(docs)
 	if err != nil {
@@ -165,6 +186,31 @@ func page(docs string) (string, error) {
 		list(notes)
 	return head + table + clusters + fmt.Sprintf(notTried, strings.Join(without, "\n- ")), nil
 }
+
+// remedies are the good results of programs with a setting, by the names of the rows without it.
+func remedies(docs string) (map[string]result, error) {
+	all := map[string]result{}
+	for _, n := range neighbours() {
+		var r result
+		if found, err := read(docs, n.name, &r); err != nil {
+			return nil, err
+		} else if !found || !r.verdict().good {
+			continue
+		}
+		for _, name := range n.unset {
+			all[name] = r
+		}
+	}
+	return all, nil
+}
+
+// row is a line of a table: the program's name leads to the result.
+func row(program, name, what, verdict string) string {
+	return fmt.Sprintf("| [%s](%s) | %s | %s |\n", program, resultLink(name), what, verdict)
+}
+
+// resultLink is where the page finds a result.
+func resultLink(name string) string { return "evidence/neighbours/" + filepath.ToSlash(name) + ".json" }
 
 // remarks are the notes on a program, each with its name.
 func remarks(name string, notes []string) []string {

@@ -32,6 +32,13 @@ func TestPage(t *testing.T) {
 	for _, n := range clusterNeighbours() {
 		known[n.name] = true
 	}
+	for _, n := range neighbours() {
+		for _, name := range n.unset {
+			if !known[name] {
+				t.Errorf("%s has a setting for %s, which is no neighbour", n.name, name)
+			}
+		}
+	}
 	clusters, err := os.ReadDir(filepath.Join(docs, "evidence", "neighbours", "cluster"))
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +109,10 @@ func TestVerdict(t *testing.T) {
 		if v := whole(c.change); v.good != c.good {
 			t.Errorf("%+v, want good %v", v, c.good)
 		}
+	}
+	blocked := result{Events: []outcome{{Table: table{Closed: []string{"x"}}}}, Check: []string{"y"}}
+	if v := blocked.verdictWithout("this setting: z"); !v.good || !strings.HasSuffix(v.text, "this setting: z") {
+		t.Errorf("%+v, want the setting", v)
 	}
 }
 

@@ -18,8 +18,9 @@ func plugins() []neighbour {
 				`{"dst":"::/0"}]}}`,
 			main)
 		return neighbour{
-			name: name, what: what, packages: []string{"containernetworking-plugins", "iptables"}, prepare: image +
-				fmt.Sprintf(pluginScripts, config, portmap, more, folder), published: published,
+			name: name, program: "CNI plugins", what: what, published: published,
+			packages: []string{"containernetworking-plugins", "iptables"},
+			prepare:  image + fmt.Sprintf(pluginScripts, config, portmap, more, folder),
 			events: []event{
 				{nameStart, fmt.Sprintf("/tmp/add web %d", published)},
 				{"adds a pod", "/tmp/add other 8082"},
@@ -29,15 +30,14 @@ func plugins() []neighbour {
 			stop: event{"stops", fmt.Sprintf("/tmp/del web %d", published)},
 		}
 	}
-	modern := one("cni-nftables", "the CNI plugins bridge (with ipMasq) and portmap, nftables backend: a pod with a "+
-		"host port", `"type":"bridge","ipMasqBackend":"nftables"`, "/opt/"+pluginsVersion, "nftables", "")
+	modern := one("cni-nftables", "bridge (with ipMasq) and portmap, nftables backend: a pod with a host port",
+		`"type":"bridge","ipMasqBackend":"nftables"`, "/opt/"+pluginsVersion, "nftables", "")
 	modern.packages, modern.programs = []string{"nftables"}, []string{"CNI plugins " + pluginsVersion}
 	modern.events[0].Script += "\nnft list table ip cni_hostport\nnft list table inet cni_plugins_masquerade"
 	return []neighbour{
-		one("cni-bridge",
-			"the CNI plugins bridge (with ipMasq), portmap and firewall, iptables backend: a pod with a host port",
+		one("cni-bridge", "bridge (with ipMasq), portmap and firewall, iptables backend: a pod with a host port",
 			`"type":"bridge"`, "/usr/lib/cni", "iptables", old),
-		one("cni-ptp", "the CNI plugins ptp (with ipMasq), portmap and firewall, iptables backend: a pod with a host port",
+		one("cni-ptp", "ptp (with ipMasq), portmap and firewall, iptables backend: a pod with a host port",
 			`"type":"ptp"`, "/usr/lib/cni", "iptables", old),
 		modern,
 	}

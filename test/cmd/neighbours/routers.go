@@ -44,11 +44,11 @@ vtysh -c 'show running-config' | grep 'description router'
 	}
 	stays := announced(both, both, endpoints)
 	return []neighbour{{
-		name: "frr", packages: []string{"frr", "frr-pythontools"}, prepare: announcer("192.168.100.1"), moving: true,
-		routed: true,
-		what: "FRR (BGP) on two nodes, both with nftproxy, and on the client's router, which has equal routes. An " +
-			"address of a load balancer with policy Local is announced while the health check node port says so, one with " +
-			"policy Cluster and `nftproxy.io/balance: flow` always",
+		name: "frr", program: "FRR", moving: true, routed: true,
+		packages: []string{"frr", "frr-pythontools"}, prepare: announcer("192.168.100.1"),
+		what: "BGP on two nodes, both with nftproxy, and on the client's router, which has equal routes. A load balancer's " +
+			"address with policy Local is announced while the health check node port says so, one with policy Cluster and " +
+			"`nftproxy.io/balance: flow` always",
 		events: []event{
 			{nameStart, start},
 			{"the node's endpoint terminates", ""},

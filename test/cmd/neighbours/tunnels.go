@@ -26,7 +26,7 @@ client=$(printf %032d 2 | base64)
 		"address, so that no answer comes. Connections with that address end when it goes"
 	one := func(name, what, setting, set string) neighbour {
 		return neighbour{
-			name: name, what: what, setting: setting, loses: loses,
+			name: name, program: "WireGuard", what: what, setting: setting, loses: loses,
 			packages: []string{"wireguard-tools", "nftables"}, programs: []string{"wireguard-go " + wireGuardVersion},
 			// wg-quick sets its mark and rules where all packets are to go through the tunnel.
 			prepare: keys + `cat >/etc/wireguard/wg0.conf <<EOF
@@ -63,13 +63,12 @@ ip link set wg0 up
 	}
 	const accept = "nft insert rule ip wg-quick-%i preraw iifname lo accept; nft insert rule ip6 wg-quick-%i preraw " +
 		"iifname lo accept"
-	alone := one("wireguard", "WireGuard in user space and wg-quick: all packets to other networks go through the "+
-		"tunnel, by the mark 0xca6c, and the client outside asks through it", "", "")
+	alone := one("wireguard", "wg-quick, in user space: all packets to other networks go through the tunnel, by the mark "+
+		"0xca6c, and so do those of the client outside", "", "")
 	alone.silences = "for each address of the tunnel it drops packets that do not come from there and have no source of " +
 		"the node, as resets of Services have"
-	return []neighbour{
-		alone,
-		one("wireguard-set", "the same with a rule for packets of the node to itself", "in the file of wg-quick: `PostUp = "+
-			accept+"`", "PostUp = "+accept+"\n"),
-	}
+	set := one("wireguard-set", "the same with a rule for packets of the node to itself",
+		"in the file of wg-quick: `PostUp = "+accept+"`", "PostUp = "+accept+"\n")
+	set.unset = []string{alone.name}
+	return []neighbour{alone, set}
 }
