@@ -91,8 +91,8 @@ go through IPVS keep what they use; run the command again later, or end them by
 
 // addExcludeCIDRs adds kube-proxy's flag for IPVS that says what it leaves to others.
 func addExcludeCIDRs(f *pflag.FlagSet, ranges *[]string) {
-	f.StringSliceVar(ranges, "ipvs-exclude-cidrs", nil, "`CIDRs` of the addresses whose virtual servers of IPVS stay "+
-		"when what kube-proxy's IPVS mode left is removed: other programs made them")
+	f.StringSliceVar(ranges, "ipvs-exclude-cidrs", nil, "`CIDRs` of other programs' virtual servers in IPVS, which "+
+		"stay (docs/migrate.md#from-ipvs-mode)")
 }
 
 func parseExcludeCIDRs(texts []string) (list []netip.Prefix, err error) {

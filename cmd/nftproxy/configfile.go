@@ -34,8 +34,8 @@ type configOptions struct {
 }
 
 func (o *configOptions) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.file, "config", "", "configuration file of kube-proxy (kubeproxy.config.k8s.io/v1alpha1); it "+
-		"overrides kube-proxy's other flags, except --hostname-override, --master and -v")
+	f.StringVar(&o.file, "config", "", "configuration file of kube-proxy; it overrides kube-proxy's other flags "+
+		"(docs/install.md#changing-the-configuration)")
 	f.StringVar(&o.writeTo, "write-config-to", "", "write kube-proxy's default configuration to this file and exit")
 	f.BoolVar(&o.initOnly, "init-only", false, "set the kernel's settings of connection tracking and exit")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove nftproxy's tables and exit, as the command cleanup does")

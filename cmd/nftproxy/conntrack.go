@@ -126,21 +126,21 @@ type sysctlOptions struct {
 // addFlags adds the flags. All but the directory have kube-proxy's names and defaults.
 func (o *sysctlOptions) addFlags(f *pflag.FlagSet) {
 	o.Sysctls = conntrack.DefaultSysctls()
-	f.IntVar(&o.MaxPerCore, "conntrack-max-per-core", o.MaxPerCore, "entries that the conntrack table must have room "+
-		"for, for each CPU; a larger table stays as it is; 0 leaves its size unchanged, whatever --conntrack-min says")
-	f.IntVar(&o.Min, "conntrack-min", o.Min, "entries that the conntrack table must have room for, even if "+
-		"--conntrack-max-per-core asks for fewer")
+	f.IntVar(&o.MaxPerCore, "conntrack-max-per-core", o.MaxPerCore, "least size of the conntrack table for each "+
+		"CPU, in entries; 0: unchanged (docs/conntrack.md#kernel-settings)")
+	f.IntVar(&o.Min, "conntrack-min", o.Min, "least size of the conntrack table, in entries "+
+		"(docs/conntrack.md#kernel-settings)")
 	f.DurationVar(&o.TCPEstablished, "conntrack-tcp-timeout-established", o.TCPEstablished,
 		"how long the kernel tracks idle TCP connections; 0: unchanged")
 	f.DurationVar(&o.TCPCloseWait, "conntrack-tcp-timeout-close-wait", o.TCPCloseWait, "how long the kernel tracks idle "+
 		"TCP connections in state CLOSE_WAIT; 0: unchanged")
-	f.BoolVar(&o.BeLiberal, "conntrack-tcp-be-liberal", o.BeLiberal, "let the kernel count TCP packets outside of the "+
-		"window as part of their connection (nf_conntrack_tcp_be_liberal=1)")
+	f.BoolVar(&o.BeLiberal, "conntrack-tcp-be-liberal", o.BeLiberal, "track TCP packets out of the window, too "+
+		"(nf_conntrack_tcp_be_liberal=1)")
 	f.DurationVar(&o.UDP, "conntrack-udp-timeout", o.UDP, "how long the kernel tracks idle UDP flows; 0: unchanged")
 	f.DurationVar(&o.UDPStream, "conntrack-udp-timeout-stream", o.UDPStream, "how long the kernel tracks idle UDP flows "+
 		"with packets in both directions; 0: unchanged")
-	f.StringVar(&o.dir, ownPrefix+"conntrack-sysctl-dir", conntrack.DefaultSettingsDir, "directory where the host's "+
-		"/proc/sys/net/netfilter can be written; the /proc/sys of a container is usually read-only")
+	f.StringVar(&o.dir, ownPrefix+"conntrack-sysctl-dir", conntrack.DefaultSettingsDir, "writable directory "+
+		"of the host's /proc/sys/net/netfilter (docs/conntrack.md#settings-that-cannot-be-set)")
 }
 
 // check refuses the values that kube-proxy refuses.
@@ -175,8 +175,8 @@ func (o *sysctlOptions) files() conntrack.Files { return conntrack.Files{Setting
 const cleanEstablishedFlag = ownPrefix + "conntrack-clean-established"
 
 func addCleanEstablished(f *pflag.FlagSet, protocols *[]string) {
-	f.StringSliceVar(protocols, cleanEstablishedFlag, nil, "protocols (tcp, sctp) whose established connections are "+
-		"removed from conntrack too when their endpoint is gone")
+	f.StringSliceVar(protocols, cleanEstablishedFlag, nil, "protocols (tcp, sctp) whose established connections end "+
+		"with their endpoint (docs/conntrack.md#connections-to-a-pod-that-disappeared)")
 }
 
 // cleanEstablished parses the flag's value. UDP is no valid word: a UDP flow has no

@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -77,7 +79,11 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 `)
 	f.VisitAll(func(g *pflag.Flag) {
 		if strings.HasPrefix(g.Name, ownPrefix) {
-			fmt.Fprintf(b, "| `--%s` | %s | %s |\n", g.Name, defaultText(g), usage(g))
+			meaning := usage(g)
+			if field, is := ownFields()[g.Name]; is {
+				meaning += "; in the file: " + field
+			}
+			fmt.Fprintf(b, "| `--%s` | %s | %s |\n", g.Name, defaultText(g), meaning)
 		}
 	})
 	fmt.Fprint(b, `
@@ -101,6 +107,8 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 		switch k.name {
 		case iptablesPeriod:
 			meaning += ". The field has an effect below 1 s and above 10 s only"
+		case "feature-gates":
+			meaning += ". If it is false, run ignores `spec.externalIPs`"
 		case ipvsPeriod:
 			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
 		case ipvsScheduler:
@@ -109,8 +117,8 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 				"that flag is given; rr and wrr are what nftproxy does, and the others have no effect " +
 				"([differences.md](differences.md#schedulers-of-ipvs))"
 		case "nodeport-addresses":
-			meaning += ". An empty list means what it does in kube-proxy's mode: in a file with `mode: iptables`, `ipvs` or " +
-				"none, and with `--proxy-mode=iptables` or `ipvs`, all addresses ([migrate.md](migrate.md#what-the-mode-says))"
+			meaning += ". `primary` is the node's first address of each family, `localhost` 127.0.0.1 and ::1. An empty list " +
+				"means what it does in kube-proxy's mode ([migrate.md](migrate.md#what-the-mode-says))"
 		case localhostNodePorts:
 			fields[k.name] = []string{"`iptables.localhostNodePorts`"}
 			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has " +
@@ -170,10 +178,38 @@ func defaultText(g *pflag.Flag) string {
 	return "`" + value + "`"
 }
 
-// usage is a flag's text for --help without the marks around the name of its value.
+// usage is a flag's text for --help without the marks around the name of its value, and with links to other pages.
 func usage(g *pflag.Flag) string {
 	_, text := pflag.UnquoteUsage(g)
-	return cell(text)
+	return cell(toPage.ReplaceAllString(text, "([$1]($1$2))"))
+}
+
+// toPage is how a help text names a page and a heading there.
+var toPage = regexp.MustCompile(`\(docs/([a-z]+\.md)(#[a-z0-9-]+)?\)`)
+
+// TestHelpIsOneLine: a flag's help says what it does in one line, and leaves the rest to a page. That each link leads
+// to a heading is held by the tests of docs/options.md, which has the same texts.
+func TestHelpIsOneLine(t *testing.T) {
+	const most = 100
+	cmd := &cobra.Command{}
+	new(runOptions).addFlags(cmd)
+	cmd.Flags().VisitAll(func(g *pflag.Flag) {
+		text := toPage.ReplaceAllString(g.Usage, "")
+		if strings.Contains(text, "docs/") || strings.Contains(text, "\n") || utf8.RuneCountInString(text) > most {
+			t.Errorf("--%s: %q: want one line of %d characters, and then a page: (docs/PAGE.md#HEADING)", g.Name, g.Usage, most)
+		}
+	})
+}
+
+// ownFields are the fields of the configuration file that mean the same as nftproxy's own flags. An asterisk marks one
+// whose changes take effect without a restart.
+func ownFields() map[string]string {
+	fields := map[string]string{noMasqueradeFlag: "`noMasqueradeCIDRs`\\*", balanceFlag: "with mode ipvs `ipvs.scheduler`"}
+	for _, server := range []string{"metrics", "healthz"} {
+		certificate, key := tlsFlags(server)
+		fields[certificate], fields[key] = "`"+server+"ServerTLS.certFile`", "`"+server+"ServerTLS.keyFile`"
+	}
+	return fields
 }
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }

@@ -103,57 +103,50 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	addIgnoredFlags(f)
 	addAliasFlags(f)
 	f.StringVar(&o.asked.OOMScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel "+
-		"ends the process when memory runs out; empty: unchanged")
+		"ends the process; empty: unchanged")
 	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
 	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
-	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
+	f.Lookup("cluster-cidr").Usage += "; run masquerades others to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
 	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints whose connections run does not "+
-		"masquerade, except those of a pod to itself; their answers have to come back through this node, or by a way that "+
-		"needs no translation; noMasqueradeCIDRs in a configuration file, whose changes take effect without a restart")
+		"masquerade (docs/differences.md#the-source-of-masqueraded-connections)")
 	f.BoolVar(&o.masqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address of "+
-		"each family that the host has, instead of an address of the interface by which packets leave; a family without "+
-		"such an address is masqueraded as without the flag")
-	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "the node answers echo requests (ping) to cluster IPs, "+
-		"externalIPs and load balancers' addresses where a port of a Service has endpoints; at most 1000 new ones per "+
-		"second and family")
+		"the family (docs/differences.md#the-source-of-masqueraded-connections)")
+	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "answer pings to addresses of Services "+
+		"(docs/differences.md#pings)")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks "+
-		"packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor "+
-		"change marks, and use a label of the connection instead")
+		"packets to masquerade; -1: none (docs/differences.md#the-mark-does-not-stay-on-packets)")
 	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress,
 		"address and port of the metrics server; empty to switch it off")
 	f.BoolVar(&o.asked.BindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot "+
 		"listen for a minute")
-	f.BoolVar(&o.asked.Profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who "+
-		"can reach it sees the memory of the process")
+	f.BoolVar(&o.asked.Profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server "+
+		"(docs/security.md#listeners)")
 	f.StringVar(&o.asked.HealthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health "+
 		"server; empty to switch it off")
 	f.StringVar(&o.asked.ProbeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, "+
-		"for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
+		"for probes of this process only; empty to switch it off (docs/security.md#listeners)")
 	addTLS(f, "metrics", &o.asked.MetricsTLS)
 	addTLS(f, "healthz", &o.asked.HealthTLS)
-	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once "+
-		"its first complete rules are in the kernel, for IPv4 and IPv6; empty for none")
-	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves "+
-		"Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of "+
-		"them and at least 10, as after a restore; 0 removes them at once")
+	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its Node after its "+
+		"first complete rules; empty for none (docs/install.md#no-pod-before-the-rules)")
+	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run serves Services "+
+		"that a list lacks if it lacks most; 0: not at all (docs/differences.md#lists-that-lack-most-services)")
 	addCounters(f, &o.counters)
-	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that answer neither "+
-		"connections nor this node's own tries: off; report, say in the log, in events and metrics what on would do; on, "+
-		"leave them out until they answer. A Service's annotation nftproxy.io/eject takes precedence")
-	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking assigns to "+
-		"no connection, such as TCP segments out of the window, unless net.netfilter.nf_conntrack_tcp_be_liberal is 1; a "+
-		"configuration file with mode: iptables, or none, asks for it, as --proxy-mode=iptables does")
+	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that do not "+
+		"answer: off, report, or on: leave them out (docs/eject.md)")
+	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking calls "+
+		"invalid (docs/migrate.md#what-the-mode-says)")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod,
-		"least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
+		"least time between two syncs, on average over 100ms (docs/differences.md#syncs)")
 	addExcludeCIDRs(f, &o.excludeCIDRs)
 	f.StringVar(&o.asked.LogFormat, logFormatFlag, "", "format of the log: text or json; empty for text on a terminal "+
 		"and json elsewhere")
-	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of "+
-		"lines with the same message is bounded")
+	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync "+
+		"(docs/commands.md#other-places-to-look)")
 }
 
 // logFormatFlag is kube-proxy's.
@@ -327,9 +320,8 @@ const (
 
 func addCounters(f *pflag.FlagSet, value *string) {
 	const name = ownPrefix + "counters"
-	f.StringVar(value, name, countersNone, "count new connections of each Service port and endpoint: none; tables, in "+
-		"the kernel's tables, for nftproxy top and nft list; metrics, also as metrics of the 100 Service ports with the "+
-		"most; without a value: tables")
+	f.StringVar(value, name, countersNone, "count new connections: none, tables (for nftproxy top), or metrics, which "+
+		"includes tables (docs/metrics.md)")
 	f.Lookup(name).NoOptDefVal = countersTables
 }
 
@@ -349,11 +341,9 @@ func tlsFlags(server string) (certificate, key string) {
 
 func addTLS(f *pflag.FlagSet, server string, files *health.Files) {
 	certificate, key := tlsFlags(server)
-	f.StringVar(&files.Certificate, certificate, "", "`file` in PEM with the certificate of the "+server+
-		" server, and those that it is signed by; the server serves HTTPS only then, and takes a renewed file at once; "+
-		server+"ServerTLS.certFile in a configuration file")
-	f.StringVar(&files.Key, key, "", "`file` in PEM with the key of that certificate; "+server+
-		"ServerTLS.keyFile in a configuration file")
+	const more = " (docs/install.md#tls-for-metrics-and-health)"
+	f.StringVar(&files.Certificate, certificate, "", "`file` with the certificate of the "+server+" server"+more)
+	f.StringVar(&files.Key, key, "", "`file` with the key of that certificate"+more)
 }
 
 // checkTLS wants both files or none. Whether they can be used is seen while the process runs: they may come later.

@@ -41,20 +41,18 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.from.Kubeconfig, "kubeconfig", "", "kubeconfig file")
 	f.StringVar(&o.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
-	f.StringVar(&o.from.Manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node "+
-		"manifests, instead of an API server")
+	f.StringVar(&o.from.Manifests, ownPrefix+"manifests", "", "file or directory of manifests, instead of "+
+		"an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
-	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or CIDRs of either family, separated by commas: "+
-		"those of all pods of the cluster")
-	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: "+
-		"ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of all pods of the cluster, separated by commas")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize pods: ClusterCIDR, "+
+		"NodeCIDR (podCIDRs), BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for "+
 		"--detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for "+
 		"--detect-local-mode=InterfaceNamePrefix")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node "+
-		"ports, or words: \"primary\", the node's first address of each family, \"all\", all addresses, \"localhost\", "+
-		"127.0.0.1 and ::1, for clients on the node (default primary)")
+		"ports, or primary, all, localhost (default primary)")
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	o.claims.addFlags(f)
 }
@@ -258,33 +256,23 @@ type claimOptions struct {
 
 func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.featureGates, "feature-gates", nil,
-		"feature gates of kube-proxy, as NAME=true or NAME=false; with "+kubeproxyconfig.GateExternalIPs+
-			"=false, run ignores spec.externalIPs and writes an event for each Service that has some; the other gates "+
-			"have no effect")
-	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label "+
-		"service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without "+
-		"the label")
-	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how new connections to a Service get their "+
-		"endpoints: random; client, by a hash of the client's address, so that a client stays at one endpoint; flow, by "+
-		"one of its address and port. A Service's annotation nftproxy.io/balance and its session affinity take precedence. "+
-		"ipvs.scheduler of a configuration file with mode: ipvs sets it too")
-	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements "+
-		"that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out "+
-		"the rest, externalIPs first. With weights and hashes a quarter of it")
+		"feature gates of kube-proxy, NAME=true or NAME=false; only "+kubeproxyconfig.GateExternalIPs+
+			" has an effect (docs/tenants.md#by-addresses)")
+	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve only Services whose label "+
+		"service.kubernetes.io/service-proxy-name has this value (docs/migrate.md#optional-begin-with-one-service)")
+	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how endpoints are chosen: random; client: "+
+		"by its address; flow: by its address and port (docs/choices.md#hashes)")
+	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of map "+
+		"elements of one Service (docs/tenants.md)")
 	f.IntVar(&o.maxAllElements, ownPrefix+"max-elements", service.DefaultMaxAllElements,
-		fmt.Sprintf("maximum number of elements of all Services together beyond %d of each, and once more of those that "+
-			"weights and hashes add; at most a quarter of it in one namespace. Older Services come first; the others are "+
-			"served without weights and hashes, and with %d elements if they need more", service.UncountedElements,
+		fmt.Sprintf("maximum number of map elements of all Services beyond %d of each (docs/tenants.md)",
 			service.UncountedElements))
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts,
-		"maximum number of Service ports with session affinity on this node, and at most a quarter of it in one namespace; "+
-			"the oldest Services get it, run serves the others without it")
+		"maximum number of Service ports with session affinity (docs/tenants.md)")
 	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists,
-		"maximum number of different lists of source ranges on this node, and at most a quarter of it in one namespace; "+
-			"the oldest Services have theirs; where the lists of the others apply, no client is let in")
+		"maximum number of different lists of source ranges (docs/tenants.md)")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that "+
-		"no node port gets, and on the node's addresses no externalIP or load balancer's address, besides the ports of the "+
-		"kubelet, the API server and the proxy; empty for none")
+		"no Service gets, beside the kubelet's and the proxy's; empty for none (docs/tenants.md#by-addresses)")
 }
 
 // balanceFlag is that of the field ipvs.scheduler.
