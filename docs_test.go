@@ -44,6 +44,34 @@ func TestDocsNameWhatExists(t *testing.T) {
 	}
 }
 
+// TestRunbooks: each alert leads to a heading of a page that exists, and docs/troubleshooting.md lists it.
+func TestRunbooks(t *testing.T) {
+	rules, err := os.ReadFile("deploy/alerts/nftproxy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	alerts := strings.Split(string(rules), "- alert: ")[1:]
+	if len(alerts) == 0 {
+		t.Fatal("there are no alerts")
+	}
+	url := regexp.MustCompile(`(?m)^ +runbook_url: (\S+)#(\S+)$`)
+	for _, alert := range alerts {
+		name, _, _ := strings.Cut(alert, "\n")
+		if target := url.FindStringSubmatch(alert); target == nil {
+			t.Errorf("%s has no runbook_url of a page and a heading", name)
+		} else if !exists(target[1]) || !hasHeading(t, target[1], "", target[2]) {
+			t.Errorf("%s: its runbook_url %s#%s is no heading of a page", name, target[1], target[2])
+		}
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("docs/troubleshooting.md does not list the alert %s", name)
+		}
+	}
+}
+
 // docs reads the pages for people, by their paths.
 func docs(t *testing.T) map[string]string {
 	t.Helper()
