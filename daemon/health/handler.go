@@ -90,7 +90,7 @@ func explain(waiting map[nft.Family]error, awaiting []string) string {
 		if !ok {
 			continue
 		}
-		line := f.Name() + ": the program has not been in force yet"
+		line := f.Name() + ": the first complete rules are not in the kernel yet"
 		if err != nil {
 			line += ": " + err.Error()
 		} else if len(awaiting) > 0 {

@@ -173,7 +173,7 @@ func TestReadySaysWhy(t *testing.T) {
 				t.Errorf("%s (-want +got):\n%s", when, diff)
 			}
 		}
-		const notYet = ": the program has not been in force yet"
+		const notYet = ": the first complete rules are not in the kernel yet"
 		want("before the first sync", answer{503, "IPv4" + notYet + "\nIPv6" + notYet})
 		h.Observe(failed(time.Now(), errNo))
 		want("after a failure", answer{503, "IPv4" + notYet + ": no\nIPv6" + notYet + ": no"})
@@ -188,7 +188,7 @@ func TestReadySaysWhy(t *testing.T) {
 // waits for.
 func TestReadySaysWhatIsAwaited(t *testing.T) {
 	h := health.New(health.Config{Awaiting: func() []string { return []string{"EndpointSlices", "Node node-1"} }})
-	const line = ": the program has not been in force yet: waiting for EndpointSlices, Node node-1"
+	const line = ": the first complete rules are not in the kernel yet: waiting for EndpointSlices, Node node-1"
 	if diff := cmp.Diff(answer{503, "IPv4" + line + "\nIPv6" + line}, get(h.Handler(), "/readyz")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -16,9 +16,10 @@ func NewConfigFile(r prometheus.Registerer) *ConfigFile {
 	m := &ConfigFile{
 		valid: f.gauge("nftproxy_config_file_valid",
 			"1 if the configuration file, as it was read last, can be used; "+
-				"0 if settings from before its last change stay in force."),
+				"0 if the settings from before its last change remain."),
 		restart: f.gauge("nftproxy_config_file_restart_required",
-			"1 if the configuration file has changed in fields that count at the next start only; 0 if all of it is in force."),
+			"1 if the configuration file has changed in fields that take effect at the next start only; 0 if all of it is in "+
+				"effect."),
 		changes: f.counters("nftproxy_config_file_changes_total", []string{"result"},
 			"Changes of the configuration file's text, by whether it could be used."),
 	}

@@ -92,7 +92,7 @@ func (m *Metrics) registerOwn(f factory) {
 		"Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if "+
 			"something was written)."))
 	m.latency = f.histogram("nftproxy_change_latency_seconds", buckets(),
-		"Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one "+
+		"Time from the arrival of a change in this process until it was in the kernel. Of several changes in one "+
 			"sync the oldest counts.")
 	m.written = f.counter("nftproxy_written_objects_total",
 		"Elements, rules, chains and other objects that were added to the kernel's tables or removed.")

@@ -209,25 +209,26 @@ func meanings() map[string]string {
 			"no periodic full sync.",
 		"kubeproxy_sync_partial_proxy_rules_duration_seconds": "The same for all other syncs.",
 		"kubeproxy_network_programming_duration_seconds": "Time from the cause of a change of endpoints until the " +
-			"change was in force. The cause's time is the EndpointSlice's annotation " +
+			"change was in the kernel. The cause's time is the EndpointSlice's annotation " +
 			"`endpoints.kubernetes.io/last-change-trigger-time`, mostly in whole seconds. A change that waits for a " +
-			"failed sync counts when it is in force; kube-proxy never counts it. Times before the start of the proxy do " +
+			"failed sync counts when it is in the kernel; kube-proxy never counts it. Times before the start of the proxy do " +
 			"not count.",
 		"kubeproxy_sync_proxy_rules_last_timestamp_seconds": "When the family's rules were last known " +
-			"to be in force, in seconds since 1970.",
+			"to be in the kernel, in seconds since 1970.",
 		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": "When the last sync began that had a " +
 			"change, in seconds since 1970.",
-		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total": "Syncs after which the family's rules were not in force.",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total": "Syncs after which the family's rules were not in the " +
+			"kernel.",
 		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "Failed syncs that only remove " +
 			"idle chains.",
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": "Service ports with traffic policy Local " +
 			"that have endpoints, but none on this node.",
 		"kubeproxy_sync_proxy_rules_endpoint_changes_total": "Changes of EndpointSlices that arrived. " +
 			"kube-proxy counts each object again every 15 minutes.",
-		"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "Changes of EndpointSlices that are not in force.",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "Changes of EndpointSlices that are not in the kernel.",
 		"kubeproxy_sync_proxy_rules_service_changes_total": "Changes of Services that arrived. " +
 			"kube-proxy counts each in both families, so twice.",
-		"kubeproxy_sync_proxy_rules_service_changes_pending": "Changes of Services that are not in force.",
+		"kubeproxy_sync_proxy_rules_service_changes_pending": "Changes of Services that are not in the kernel.",
 		"kubeproxy_conntrack_reconciler_sync_duration_seconds": "Time that a pass over the conntrack " +
 			"table took. One pass is for both families and counts in each.",
 		"kubeproxy_conntrack_reconciler_deleted_entries_total": "Stale conntrack entries that were removed.",

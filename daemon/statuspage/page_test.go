@@ -130,7 +130,7 @@ func TestHealthShown(t *testing.T) {
 		contains []string
 	}{
 		{"ready", true, "ok", true, nil, "Ready: the rules are in force", []string{"Live yes", "/readyz ok"}},
-		{"waiting", false, "IPv4: the program has not been in force yet: waiting for Services", true, nil,
+		{"waiting", false, "IPv4: the first complete rules are not in the kernel yet: waiting for Services", true, nil,
 			"Not ready: the rules have not been in force yet", []string{"waiting for Services"}},
 		{"late", true, "ok", false, nil, "Unhealthy: changes do not reach the kernel", []string{"Live no"}},
 		{"refused", true, "ok", true, proxy.FamilyErrors{nft.IPv6: errors.New("busy <b>")},

@@ -195,7 +195,7 @@ func TestLook(t *testing.T) {
 		"draining": few + "?view=draining", "explanation": few + "?explain=10.96.0.7:80/tcp", "error": few + "?page=0",
 		"start": serve(t, statuspagetest.New(func(c *statuspage.Config) {
 			c.Ready = func() (bool, string) {
-				return false, "IPv4: the program has not been in force yet: waiting for Services, EndpointSlices"
+				return false, "IPv4: the first complete rules are not in the kernel yet: waiting for Services, EndpointSlices"
 			}
 		})),
 	}
