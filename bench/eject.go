@@ -24,6 +24,7 @@ func newEjectCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&e.NFTProxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
+	f.StringVar(&e.Earlier, "earlier", "", "another `build` of nftproxy, measured beside it")
 	f.IntVar(&e.Rounds, "rounds", 10, "`number` of rounds, in which each mode has its turn")
 	f.DurationVar(&e.Part, "part", 10*time.Second, "`time` at rest, and under load, in each round")
 	f.IntVar(&e.Rate, "rate", 1000, "`number` of new connections a second")

@@ -24,7 +24,9 @@ import (
 // Ejection says how to measure what --nftproxy-eject costs a node.
 type Ejection struct {
 	NFTProxy string // the binary
-	Rounds   int
+	// Earlier, if not empty, is another build that is measured beside it.
+	Earlier string
+	Rounds  int
 	// Part is how long a node is at rest, or under Rate connections a second, in a round.
 	Part time.Duration
 	Rate int
@@ -34,7 +36,7 @@ type Ejection struct {
 	Log      io.Writer
 }
 
-// ejectModes are measured in turn. Ratios are to the first.
+// ejectModes are measured in turn.
 func ejectModes() []string { return []string{"off", "report", "on"} }
 
 // The rows of the table.
@@ -46,8 +48,7 @@ const (
 	byMetric  = "of it ejection, by its own metric, ms/s"
 )
 
-// Run measures nodes with each mode in turn, and writes a table: medians, and the medians of the ratios to off within a
-// round.
+// Run measures nodes with each mode in turn, and writes a table: medians, and the medians of the ratios within a round.
 func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
 	var nodes []*ejectNode
 	defer func() {
@@ -55,12 +56,17 @@ func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
 			err = errors.Join(err, n.close())
 		}
 	}()
-	for _, mode := range ejectModes() {
-		n, err := e.start(ctx, mode)
-		if err != nil {
-			return fmt.Errorf("a node with --nftproxy-eject=%s: %w", mode, err)
+	for _, build := range []struct{ binary, name string }{{e.NFTProxy, ""}, {e.Earlier, "earlier "}} {
+		for _, mode := range ejectModes() {
+			if build.binary == "" {
+				continue
+			}
+			n, err := e.start(ctx, build.binary, build.name+mode, mode)
+			if err != nil {
+				return fmt.Errorf("a node with --nftproxy-eject=%s of %s: %w", mode, build.binary, err)
+			}
+			nodes = append(nodes, n)
 		}
-		nodes = append(nodes, n)
 	}
 	for round := range e.Rounds {
 		fmt.Fprintf(e.Log, "round %d of %d\n", round+1, e.Rounds)
@@ -73,8 +79,25 @@ func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
 			}
 		}
 	}
-	fmt.Fprintf(out, "| %d rounds of %v, %d connections a second | %s | on / off |\n|---|%s---|\n",
-		e.Rounds, e.Part, e.Rate, strings.Join(ejectModes(), " | "), strings.Repeat("---|", len(nodes)))
+	e.write(out, nodes)
+	return nil
+}
+
+// write writes the table. Its ratios are those of on to off, and of each mode to that of the earlier build.
+func (e Ejection) write(out io.Writer, nodes []*ejectNode) {
+	modes := len(ejectModes())
+	pairs := [][2]*ejectNode{{nodes[modes-1], nodes[0]}}
+	for i := modes; i < len(nodes); i++ {
+		pairs = append(pairs, [2]*ejectNode{nodes[i-modes], nodes[i]})
+	}
+	fmt.Fprintf(out, "| %d rounds of %v, %d connections a second |", e.Rounds, e.Part, e.Rate)
+	for _, n := range nodes {
+		fmt.Fprintf(out, " %s |", n.name)
+	}
+	for _, p := range pairs {
+		fmt.Fprintf(out, " %s / %s |", p[0].name, p[1].name)
+	}
+	fmt.Fprintf(out, "\n|---|%s\n", strings.Repeat("---|", len(nodes)+len(pairs)))
 	rows := []string{atRest, underLoad, ofClient}
 	if e.Services > 0 {
 		rows = []string{atRest, oneSilent, byMetric}
@@ -84,23 +107,26 @@ func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
 		for _, n := range nodes {
 			fmt.Fprintf(out, " %.2f |", result.Median(n.values[row]))
 		}
-		ratio, _ := pairedRatio(nodes[len(nodes)-1].values[row], nodes[0].values[row])
-		fmt.Fprintf(out, " %.2f |\n", ratio)
+		for _, p := range pairs {
+			ratio, _ := pairedRatio(p[0].values[row], p[1].values[row])
+			fmt.Fprintf(out, " %.2f |", ratio)
+		}
+		fmt.Fprintln(out)
 	}
-	return nil
 }
 
 // ejectNode is a site with a process.
 type ejectNode struct {
 	*site
+	name    string // of its column
 	dir     string
 	process *child.Process
 	// values are by row, one for each round.
 	values map[string][]float64
 }
 
-func (e Ejection) start(ctx context.Context, mode string) (n *ejectNode, err error) {
-	n = &ejectNode{values: map[string][]float64{}}
+func (e Ejection) start(ctx context.Context, binary, name, mode string) (n *ejectNode, err error) {
+	n = &ejectNode{name: name, values: map[string][]float64{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.close())
@@ -115,7 +141,7 @@ func (e Ejection) start(ctx context.Context, mode string) (n *ejectNode, err err
 	if err := os.WriteFile(filepath.Join(n.dir, "service.yaml"), []byte(e.manifest()), 0o644); err != nil {
 		return n, err
 	}
-	n.process, err = child.Start(n.topology.Node, exec.Command(e.NFTProxy, "run", "--nftproxy-manifests="+n.dir,
+	n.process, err = child.Start(n.topology.Node, exec.Command(binary, "run", "--nftproxy-manifests="+n.dir,
 		"--hostname-override=node", "--cluster-cidr=10.244.0.0/16",
 		"--healthz-bind-address=", "--metrics-bind-address="+ejectMetrics, "--conntrack-max-per-core=0", "-v=2",
 		"--nftproxy-eject="+mode))
