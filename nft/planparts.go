@@ -105,8 +105,8 @@ type poolChanges struct {
 	slots []slotChange
 }
 
-// changePools takes the changes of a part's pools. It makes room for all of them at once, and for as many again as there
-// are where it has to: append alone would grow a long slice by a quarter and copy it each time.
+// changePools takes the changes of a part's pools. It makes room for all of them at once, and for as many again as
+// there are where it has to: append alone would grow a long slice by a quarter and copy it each time.
 func (p *tablePlan) changePools(name string, all []poolChanges) {
 	type count struct{ gone, added int }
 	counts := map[string]count{}

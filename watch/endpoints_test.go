@@ -272,8 +272,8 @@ func TestManyPortsOfSlice(t *testing.T) {
 	}
 }
 
-// TestVersionsBetweenSnapshots: versions of a slice that no snapshot has take memory for the endpoints, not for those of
-// each port, and the snapshot after them takes as much as after one.
+// TestVersionsBetweenSnapshots: versions of a slice that no snapshot has take memory for the endpoints, not for those
+// of each port, and the snapshot after them takes as much as after one.
 func TestVersionsBetweenSnapshots(t *testing.T) {
 	const ports, endpoints, versions = 256, 500, 50
 	object, first := uniformService(0), uniformSlice(0, endpoints)

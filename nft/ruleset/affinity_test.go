@@ -164,8 +164,8 @@ func TestAffinityShrunk(t *testing.T) {
 	}
 }
 
-// TestAffinityOfManyPorts: sixteen times as many ports take some sixteen times as long, and not 256 times: the loop waits
-// for it.
+// TestAffinityOfManyPorts: sixteen times as many ports take some sixteen times as long, and not 256 times: the loop
+// waits for it.
 func TestAffinityOfManyPorts(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
