@@ -72,6 +72,26 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
+// TestCodeNamesPages: each page and heading that code names, in a comment or a message, exists.
+func TestCodeNamesPages(t *testing.T) {
+	page, found := regexp.MustCompile(`\bdocs/[a-z/-]+\.md(#[a-z0-9-]+)?`), 0
+	for file := range goFiles(t, parser.ImportsOnly) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range page.FindAllString(string(text), -1) {
+			found++
+			if p, heading, _ := strings.Cut(name, "#"); !exists(p) || heading != "" && !hasHeading(t, p, "", heading) {
+				t.Errorf("%s names %s, which does not exist", file, name)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no code names a page")
+	}
+}
+
 // docs reads the pages for people, by their paths.
 func docs(t *testing.T) map[string]string {
 	t.Helper()

@@ -87,8 +87,8 @@ found and do.`,
 		"--service-node-port-range)")
 	f.StringVar(&source.from.Kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
 	f.StringVar(&source.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
-	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas "+
-		"(kube-apiserver --service-cluster-ip-range), to look for the node's route there")
+	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas, to "+
+		"check the node's route to them (docs/migrate.md#before-check-each-node)")
 	addOutput(cmd, &output, outputText, outputJSON)
 	return cmd
 }

@@ -82,7 +82,7 @@ go through IPVS keep what they use; run the command again later, or end them by
 	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that "+
 		"nftproxy serves the node")
 	cmd.Flags().BoolVar(&accepting, "remove-accepting", false, "with --kube-proxy: remove also the chains that accept "+
-		"packets where a firewall drops some, once rules of your own accept them")
+		"packets (docs/migrate.md#where-a-firewall-drops-packets)")
 	cmd.Flags().BoolVar(&end, "end-connections", false, "with --kube-proxy: remove also what open connections through "+
 		"IPVS use, which ends them")
 	addExcludeCIDRs(cmd.Flags(), &excludeCIDRs)

@@ -126,9 +126,9 @@ type sysctlOptions struct {
 // addFlags adds the flags. All but the directory have kube-proxy's names and defaults.
 func (o *sysctlOptions) addFlags(f *pflag.FlagSet) {
 	o.Sysctls = conntrack.DefaultSysctls()
-	f.IntVar(&o.MaxPerCore, "conntrack-max-per-core", o.MaxPerCore, "least size of the conntrack table for each "+
+	f.IntVar(&o.MaxPerCore, "conntrack-max-per-core", o.MaxPerCore, "minimum size of the conntrack table for each "+
 		"CPU, in entries; 0: unchanged (docs/conntrack.md#kernel-settings)")
-	f.IntVar(&o.Min, "conntrack-min", o.Min, "least size of the conntrack table, in entries "+
+	f.IntVar(&o.Min, "conntrack-min", o.Min, "minimum size of the conntrack table, in entries "+
 		"(docs/conntrack.md#kernel-settings)")
 	f.DurationVar(&o.TCPEstablished, "conntrack-tcp-timeout-established", o.TCPEstablished,
 		"how long the kernel tracks idle TCP connections; 0: unchanged")

@@ -187,18 +187,24 @@ func usage(g *pflag.Flag) string {
 // toPage is how a help text names a page and a heading there.
 var toPage = regexp.MustCompile(`\(docs/([a-z]+\.md)(#[a-z0-9-]+)?\)`)
 
-// TestHelpIsOneLine: a flag's help says what it does in one line, and leaves the rest to a page. That each link leads
-// to a heading is held by the tests of docs/options.md, which has the same texts.
+// TestHelpIsOneLine: the help of each command's flags says what they do in one line, and leaves the rest to a page.
+// TestCodeNamesPages follows the links.
 func TestHelpIsOneLine(t *testing.T) {
 	const most = 100
-	cmd := &cobra.Command{}
-	new(runOptions).addFlags(cmd)
-	cmd.Flags().VisitAll(func(g *pflag.Flag) {
-		text := toPage.ReplaceAllString(g.Usage, "")
-		if strings.Contains(text, "docs/") || strings.Contains(text, "\n") || utf8.RuneCountInString(text) > most {
-			t.Errorf("--%s: %q: want one line of %d characters, and then a page: (docs/PAGE.md#HEADING)", g.Name, g.Usage, most)
+	var check func(*cobra.Command)
+	check = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(g *pflag.Flag) {
+			text := toPage.ReplaceAllString(g.Usage, "")
+			if strings.Contains(text, "docs/") || strings.Contains(text, "\n") || utf8.RuneCountInString(text) > most {
+				t.Errorf("%s --%s: %q: want one line of %d characters, and then a page: (docs/PAGE.md#HEADING)",
+					cmd.CommandPath(), g.Name, g.Usage, most)
+			}
+		})
+		for _, sub := range cmd.Commands() {
+			check(sub)
 		}
-	})
+	}
+	check(newCommand())
 }
 
 // ownFields are the fields of the configuration file that mean the same as nftproxy's own flags. An asterisk marks one

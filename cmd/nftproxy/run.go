@@ -59,8 +59,8 @@ func newRunCommand() *cobra.Command {
 		Short: "Serve this node's Services: keep its nftables tables up to date",
 		Long: `run follows Services and EndpointSlices, from the API server or from manifests,
 and keeps the tables "ip nftproxy" and "ip6 nftproxy" up to date. SIGTERM or
-SIGINT ends it. The tables stay then: connections go on, and the next start
-writes only the changes since.`,
+SIGINT ends it. The tables then stay: connections continue, and the next start
+writes only what has changed since.`,
 		Example: `  nftproxy run --kubeconfig /etc/kubernetes/proxy.conf --cluster-cidr 10.244.0.0/16
   nftproxy run --nftproxy-manifests ./services --hostname-override node-1`,
 		Args: cobra.NoArgs,
@@ -106,7 +106,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 		"ends the process; empty: unchanged")
 	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
 	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
-	f.Lookup("cluster-cidr").Usage += "; run masquerades others to cluster IPs"
+	f.Lookup("cluster-cidr").Usage += "; run masquerades all other clients"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
 	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints whose connections run does not "+
@@ -132,16 +132,17 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its Node after its "+
 		"first complete rules; empty for none (docs/install.md#no-pod-before-the-rules)")
 	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run serves Services "+
-		"that a list lacks if it lacks most; 0: not at all (docs/differences.md#lists-that-lack-most-services)")
+		"that vanish with most others from the API server's list; 0: not at all "+
+		"(docs/differences.md#lists-that-lack-most-services)")
 	addCounters(f, &o.counters)
 	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that do not "+
-		"answer: off, report, or on: leave them out (docs/eject.md)")
+		"answer: off, report, or on (leave them out) (docs/eject.md)")
 	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking calls "+
 		"invalid (docs/migrate.md#what-the-mode-says)")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod,
-		"least time between two syncs, on average over 100ms (docs/differences.md#syncs)")
+		"minimum time between two syncs, on average over 100ms (docs/differences.md#syncs)")
 	addExcludeCIDRs(f, &o.excludeCIDRs)
 	f.StringVar(&o.asked.LogFormat, logFormatFlag, "", "format of the log: text or json; empty for text on a terminal "+
 		"and json elsewhere")

@@ -260,8 +260,8 @@ func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 			" has an effect (docs/tenants.md#by-addresses)")
 	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve only Services whose label "+
 		"service.kubernetes.io/service-proxy-name has this value (docs/migrate.md#optional-begin-with-one-service)")
-	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how endpoints are chosen: random; client: "+
-		"by its address; flow: by its address and port (docs/choices.md#hashes)")
+	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how to choose endpoints: random, client "+
+		"(hash of the client's address), flow (also of its port) (docs/choices.md#hashes)")
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of map "+
 		"elements of one Service (docs/tenants.md)")
 	f.IntVar(&o.maxAllElements, ownPrefix+"max-elements", service.DefaultMaxAllElements,
@@ -272,7 +272,7 @@ func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists,
 		"maximum number of different lists of source ranges (docs/tenants.md)")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that "+
-		"no Service gets, beside the kubelet's and the proxy's; empty for none (docs/tenants.md#by-addresses)")
+		"no Service gets, besides the kubelet's and the proxy's; empty for none (docs/tenants.md#by-addresses)")
 }
 
 // balanceFlag is that of the field ipvs.scheduler.

@@ -37,7 +37,7 @@ func newTraceCommand() *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
 		Use:   "trace [flags] [SOURCE[:PORT] ->] ADDRESS:PORT[/PROTOCOL]",
-		Short: "Show the way of real packets through the rules, one by one",
+		Short: "Show the rules that real packets meet, one by one",
 		Long: `trace waits for the first packets of new connections to an address and port,
 and shows each rule that they meet: of nftproxy, and of every other program on
 the node. Later packets of a connection meet no rule of nftproxy.

@@ -50,11 +50,11 @@ rule, a chain, a set, or a table. Elements stand under the name of their Service
 These are no differences:
   clients that session affinity remembers, and the sizes of sets
   the order of the endpoints of a Service port
-  chains and sets that nothing leads to, and a rule for packets that met the rules
-  of an earlier program: run keeps them for ten seconds
+  chains and sets that nothing leads to, and a rule for packets that met earlier
+  rules: run keeps them for ten seconds
 
-Where something differs, verify looks again after two seconds and reports what
-both looks have found. So a change that is on its way to the kernel does not
+If something differs, verify reads the tables again after two seconds and reports
+what differs both times. So a change that is on its way to the kernel does not
 count. A part that the kernel refused shows as missing: verify cannot know of it.
 The log of run names it, and so does the event RefusedByKernel of its Service.
 
@@ -114,8 +114,8 @@ func (o *verifyOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	const manyLines = 200
 	f.IntVar(&o.limit, "limit", manyLines, "list at most so many differences; all are counted")
-	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1, if that is one "+
-		"and no flag of run is given)")
+	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1 without flags "+
+		"of run)")
 }
 
 // config is what the rules in the kernel should be by.
