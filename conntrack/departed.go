@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"iter"
 	"net/netip"
 	"time"
 
@@ -103,21 +104,34 @@ func (d *departed) last(number uint16, addr netip.AddrPort, claims ...service.Cl
 		}
 	}
 	for _, c := range claims {
+		for one := range d.having(c, addr) {
+			consider(one)
+		}
+	}
+	return last
+}
+
+// having yields the departures of a claim that may have the endpoint, by its port or by ranges.
+func (d *departed) having(c service.Claim, addr netip.AddrPort) iter.Seq[*departure] {
+	return func(yield func(*departure) bool) {
 		list := d.from[c]
 		if len(list) < longList {
 			for _, one := range list {
-				consider(one)
+				if !yield(one) {
+					return
+				}
 			}
-			continue
+			return
 		}
 		in := d.placesOf(c)
 		for _, at := range [2]netip.AddrPort{addr, netip.AddrPortFrom(addr.Addr(), 0)} { // the second one is of ranges
 			for _, i := range in[at] {
-				consider(list[i])
+				if !yield(list[i]) {
+					return
+				}
 			}
 		}
 	}
-	return last
 }
 
 // longList is how many departures of a claim are searched one by one: a pass may ask for each of a million connections.
@@ -199,13 +213,10 @@ func (d *departed) overrules(later *departure) bool {
 		return d.timedAt[c.Range()] > 0
 	}
 	for _, at := range [2]service.Claim{c, c.Range()} {
-		for _, one := range d.from[at] {
-			if one.epoch >= later.epoch || !d.pending(one) {
-				continue
-			}
-			for e := range later.endpoints.All() {
-				if one.has(e.Addr.Port(), e.Addr) || one.ranges != "" &&
-					one.has(c.Port, netip.AddrPortFrom(e.Addr.Addr(), c.Port)) {
+		for e := range later.endpoints.All() {
+			for one := range d.having(at, e.Addr) {
+				if one.epoch < later.epoch && d.pending(one) && (one.has(e.Addr.Port(), e.Addr) || one.ranges != "" &&
+					one.has(c.Port, netip.AddrPortFrom(e.Addr.Addr(), c.Port))) {
 					return true
 				}
 			}

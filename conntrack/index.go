@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -29,7 +30,7 @@ type Index struct {
 	// cidrs and spared are the snapshot's ServiceCIDRs, and the addresses where hosts may be.
 	cidrs, spared []netip.Prefix
 
-	// claims has the claimants of each address and port, node port or cluster IP.
+	// claims has the claimants of each address and port, node port or cluster IP, by their names.
 	// The snapshot's conflicts say which claimant has it.
 	claims map[service.Claim][]claimant
 	// others counts the claims of Services that another proxy serves, except whole cluster IPs.
@@ -44,9 +45,10 @@ type Index struct {
 	silence  silence
 
 	own ownAddresses
-	// sources has the admitted clients of claims. It caches the answers since the
-	// last Update.
+	// sources has the admitted clients of claims, and walls those of firewalls, which many claims share. They cache the
+	// answers since the last Update.
 	sources map[service.Claim]admitted
+	walls   map[wall]admitted
 	// counts has the numbers of endpoints of ports whose clients may be left to routing. It
 	// caches them since the last Update, too.
 	counts map[portInFamily]service.Counts
@@ -65,8 +67,16 @@ type claimant struct {
 	port    *service.Port
 }
 
+// wall tells the firewalls of a family apart.
+type wall struct {
+	sources   *service.Sources
+	addresses *netip.Addr // the first one
+	family    ip.Family
+}
+
 // admitted are the clients that a claim lets in.
 type admitted struct {
+	// ranges are disjoint and sorted.
 	ranges    []netip.Prefix
 	everybody bool
 }
@@ -77,6 +87,7 @@ func NewIndex(o Options) *Index {
 		options: o, claims: map[service.Claim][]claimant{}, others: map[service.Claim]int{},
 		departed: departed{from: map[service.Claim][]*departure{}},
 		sources:  map[service.Claim]admitted{},
+		walls:    map[wall]admitted{},
 		counts:   map[portInFamily]service.Counts{},
 		silence:  silence{after: silentFor},
 	}
@@ -90,6 +101,7 @@ func (x *Index) Update(s service.Snapshot) Scope {
 	x.departed.epoch++
 	x.snapshot = s
 	clear(x.sources)
+	clear(x.walls)
 	clear(x.counts)
 	u.followNode()
 	for change := range treap.Diff(u.old.ServiceCIDRs, s.ServiceCIDRs) {
@@ -191,17 +203,28 @@ func (x *Index) holder(c service.Claim) (claimant, bool) {
 	if len(list) == 0 || c.Protocol == 0 {
 		return claimant{}, false
 	}
-	owner := service.Name("")
+	has := func(one claimant) bool { return !x.snapshot.Conflicts.At(one.service.Name).Has(c) }
 	if len(list) > 1 {
-		owner = x.snapshot.Owners.Of(c)
-	}
-	for _, one := range list {
 		// Where several ask for the claim, only its owner can have it.
-		if (owner == "" || owner == one.service.Name) && !x.snapshot.Conflicts.At(one.service.Name).Has(c) {
-			return one, true
+		if owner := x.snapshot.Owners.Of(c); owner != "" {
+			i, found := place(list, owner)
+			if !found || !has(list[i]) {
+				return claimant{}, false
+			}
+			return list[i], true
 		}
 	}
+	if i := slices.IndexFunc(list, has); i >= 0 {
+		return list[i], true
+	}
 	return claimant{}, false
+}
+
+// place returns the place of a Service among claimants, and whether it is there: thousands may ask for one claim.
+func place(list []claimant, name service.Name) (i int, found bool) {
+	return slices.BinarySearchFunc(list, name, func(c claimant, name service.Name) int {
+		return cmp.Compare(c.service.Name, name)
+	})
 }
 
 // refused says that the rules refuse unknown ports of the address: it is a cluster IP
@@ -232,12 +255,35 @@ func (x *Index) Unallocated(a netip.Addr) bool {
 func (x *Index) admits(s *service.Service, c service.Claim, src netip.Addr) bool {
 	a, ok := x.sources[c]
 	if !ok {
-		wall, _, restricted := s.FirewallAt(c, x.snapshot.Restrictions.At(s.Name))
+		f, _, restricted := s.FirewallAt(c, x.snapshot.Restrictions.At(s.Name))
 		a.everybody = true
 		if restricted && x.snapshot.Node != nil {
-			a.ranges, a.everybody = wall.Admitted(x.snapshot.Node, ip.Of(c.Addr))
+			a = x.admitted(f, ip.Of(c.Addr))
 		}
 		x.sources[c] = a
 	}
-	return a.everybody || slices.ContainsFunc(a.ranges, func(r netip.Prefix) bool { return r.Contains(src) })
+	if a.everybody {
+		return true
+	}
+	after, _ := slices.BinarySearchFunc(a.ranges, src, func(r netip.Prefix, src netip.Addr) int {
+		if r.Addr().Compare(src) <= 0 {
+			return -1
+		}
+		return 1
+	})
+	return after > 0 && a.ranges[after-1].Contains(src)
+}
+
+// admitted returns the clients that a firewall lets in.
+func (x *Index) admitted(f service.Firewall, family ip.Family) admitted {
+	at := wall{sources: f.Sources, family: family}
+	if len(f.Addresses) > 0 {
+		at.addresses = &f.Addresses[0]
+	}
+	a, known := x.walls[at]
+	if !known {
+		a.ranges, a.everybody = f.Admitted(x.snapshot.Node, family)
+		x.walls[at] = a
+	}
+	return a
 }

@@ -97,14 +97,11 @@ func claims(s *service.Service) iter.Seq2[service.Claim, *service.Port] {
 
 // replace replaces a Service by another one of the same name; nil stands for none.
 func (u *update) replace(old, s *service.Service) {
-	isOld := func(c claimant) bool { return old != nil && c.service == old }
 	for c, p := range claims(s) {
-		list, i := u.claims[c], -1
-		if old != nil { // A new Service skips the search: thousands may ask for one claim.
-			i = slices.IndexFunc(list, isOld)
-		}
-		if i < 0 {
-			u.claims[c] = append(list, claimant{s, p})
+		list := u.claims[c]
+		i, had := place(list, s.Name)
+		if !had {
+			u.claims[c] = slices.Insert(list, i, claimant{s, p})
 			if len(list) == 0 {
 				u.countFrontend(c, 1)
 			}
@@ -119,8 +116,8 @@ func (u *update) replace(old, s *service.Service) {
 	}
 	for c, p := range claims(old) {
 		list := u.claims[c]
-		i := slices.IndexFunc(list, isOld)
-		if i < 0 {
+		i, has := place(list, old.Name)
+		if !has || list[i].service != old {
 			continue // The new Service has it.
 		}
 		if list = slices.Delete(list, i, i+1); len(list) > 0 {
@@ -322,12 +319,14 @@ func comparePorts(before, after *service.Port) portChange {
 // another claimant, or is protected.
 func (u *update) followConflicts() {
 	for change := range treap.Diff(u.old.Conflicts, u.snapshot.Conflicts) {
+		gone := map[service.Claim]bool{}
 		for lost := range change.New.Since(change.Old) {
 			if c := lost.Claim; c.Protocol != 0 && !change.Old.Has(c) {
 				u.scope.addClaim(c)
-				u.departFrom(c, change.Key)
+				gone[c] = true
 			}
 		}
+		u.departFrom(gone, change.Key)
 		for won := range change.Old.Since(change.New) {
 			if c := won.Claim; c.Protocol != 0 && !change.New.Has(c) {
 				u.gainClaim(c)
@@ -336,14 +335,16 @@ func (u *update) followConflicts() {
 	}
 }
 
-// departFrom remembers the endpoints that a claim had before, by a Service that may have
-// had it.
-func (u *update) departFrom(c service.Claim, name service.Name) {
+// departFrom remembers the endpoints that claims had before, by a Service that may have
+// had them.
+func (u *update) departFrom(gone map[service.Claim]bool, name service.Name) {
+	if len(gone) == 0 {
+		return
+	}
 	s := u.old.Services.At(name)
-	for claim, p := range claims(s) {
-		if claim == c {
+	for c, p := range claims(s) {
+		if gone[c] {
 			u.depart(c, claimant{s, p}, p.Endpoints)
-			return
 		}
 	}
 }
