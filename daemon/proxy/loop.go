@@ -92,6 +92,8 @@ type Loop struct {
 	// triggers are the causes of the changes that are not in force in their family.
 	triggers service.Triggers
 	pacing   pacing
+	// program is that of the last sync.
+	program *nft.Program
 	// busy is when the sync under way began, nil between syncs.
 	busy atomic.Pointer[time.Time]
 }
@@ -230,8 +232,9 @@ func (l *Loop) sync(why reason) Sync {
 	took := s.End().Sub(s.Start)
 	cpu := min(took, l.config.CPU()-before)
 	if l.config.Accounts != nil && !s.Check {
-		cpu = l.config.Accounts.Charge(s.End(), cpu, namespaces(s.Parts))
+		cpu = l.config.Accounts.Charge(s.End(), cpu, shares(&s, l.program))
 	}
+	l.program = s.Program
 	l.pacing.spent(s.End(), why, took, cpu)
 	s.Rest = l.pacing.long(s.End())
 	for _, o := range l.observe {

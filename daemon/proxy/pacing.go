@@ -7,6 +7,8 @@ import (
 
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
+	"nftproxy/model/treap"
+	"nftproxy/nft"
 )
 
 // reason is why the loop makes a sync.
@@ -56,12 +58,29 @@ func NewAccounts() *pace.Accounts {
 	return &pace.Accounts{Rest: namespaceRest, Burst: namespaceBurst, Longest: longestHold}
 }
 
-// namespaces sums up elements of parts by namespace. Parts that are no Service's have none.
-func namespaces(parts map[string]int) map[string]int {
+// perWritten is how many elements can be compiled and compared with the last ones while one is written.
+const perWritten = 16
+
+// shares says which share of a sync is for each namespace's objects: by the elements that were written, and by
+// those of all parts that were compiled since the last program, which may have written nothing. Parts that are no
+// Service's have none.
+func shares(s *Sync, last *nft.Program) map[string]int {
 	sums := map[string]int{}
-	for name, n := range parts {
-		if namespace, base := service.Name(name).Split(); base != "" {
+	add := func(part string, n int) {
+		if namespace, base := service.Name(part).Split(); base != "" {
 			sums[namespace] += n
+		}
+	}
+	for part, written := range s.Parts {
+		add(part, perWritten*written)
+	}
+	for _, f := range nft.Families() {
+		var before treap.Map[string, *nft.Part]
+		if last != nil {
+			before = last.Table(f).Parts
+		}
+		for c := range treap.Diff(before, s.Program.Table(f).Parts) {
+			add(c.Key, 1+max(c.Old.Len(), c.New.Len()))
 		}
 	}
 	return sums
