@@ -96,7 +96,6 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	p.addBeside(c)
-	d.close = append(d.close, func() { _ = p.adjusted.Close() })
 	d.addTasks(ctx, c, p)
 	return d, nil
 }
@@ -129,7 +128,6 @@ type parts struct {
 	servers   []*health.Server
 
 	// What works beside it.
-	adjusted    *ejecttable.Table
 	ejector     *eject.Ejector
 	sweeper     *affinity.Sweeper
 	refused     *traffic.RefusalWatcher
@@ -199,8 +197,7 @@ func (p *parts) addTelling(c Config) (err error) {
 // addBeside makes what works beside the serving.
 func (p *parts) addBeside(c Config) {
 	r := p.reporter
-	p.adjusted = ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
-	p.ejector = newEjector(c, p.outside, p.adjusted, p.watcher, p.counts)
+	p.ejector = newEjector(c, p.outside, p.watcher, p.counts)
 	p.sweeper = newSweeper(r, p.conn, p.counts, p.cleaner.CheckAll)
 	p.refused = traffic.NewRefusalWatcher(p.conn, r.refusalObserver(p.watcher, p.counts))
 	p.ports = listen.NewHealthPorts(listen.Config{
@@ -221,6 +218,7 @@ type outside struct {
 	// waiting is flows with sockets of its own: a clean-up and a look for connections without an answer do not wait for
 	// each other.
 	flows, waiting *conntrack.Table
+	adjusted       *ejecttable.Table
 	// keeper is the name of the socket by which this process keeps its tables, and inForce says that an earlier run left
 	// some.
 	keeper  string
@@ -255,5 +253,9 @@ func (d *Daemon) open(ctx context.Context, c Config) (o outside, err error) {
 		}
 		d.close = append(d.close, func() { _ = (*table).Close() })
 	}
+	if o.adjusted, err = ejecttable.Open(c.Rules.Table, 0, c.Eject == ejection.On); err != nil {
+		return o, err
+	}
+	d.close = append(d.close, func() { _ = o.adjusted.Close() })
 	return o, nil
 }

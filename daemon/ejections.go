@@ -29,8 +29,7 @@ const (
 )
 
 // newEjector makes an ejector. Only a node with mode on has the rule that counts repeated packets: all packets meet it.
-func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher,
-	counts *metrics.Metrics) *eject.Ejector {
+func newEjector(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
 	r := o.reporter
 	tell := r.ejectionObserver(w)
 	config := eject.Config{Table: o.waiting, Mode: c.Eject, Set: w.SetAdjustments}
@@ -39,7 +38,7 @@ func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher,
 		tell(report)
 	}
 	if c.Eject == ejection.On {
-		config.Repeats = table.Repeats
+		config.Repeats = o.adjusted.Repeats
 	}
 	if client := o.source.Client; client != nil {
 		config.Lookup = func(ctx context.Context, node string) (ejection.Facts, error) {
@@ -95,29 +94,17 @@ func removeEjectTable(c Config) {
 
 // ejectionObserver logs what is left out and comes back, and writes events about the Services.
 func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
-	failure, held, unjudged := "", map[ejection.Held]bool{}, map[string]bool{}
+	failure, kept := "", map[any]bool{}
 	events := rate.NewLimiter(rate.Every(time.Minute/ejectionEvents), ejectionEvents)
 	return func(report eject.Report) {
-		text := ""
-		if report.Err != nil {
-			text = report.Err.Error()
-		}
-		if report.Looked && text != "" && text != failure {
-			r.log.Warn("cannot look for connections without an answer; will try again", "err", report.Err)
-		}
 		if report.Looked {
+			text := fmt.Sprint(report.Err)
+			if report.Err != nil && text != failure {
+				r.log.Warn("cannot look for connections without an answer; will try again", "err", report.Err)
+			}
 			failure = text
 		}
-		reasons := map[string]bool{}
-		for _, u := range report.Unjudged {
-			if reasons[u.Why] = true; !unjudged[u.Why] {
-				r.log.Warn("a node does not answer; only those of its endpoints are left out that were asked themselves", "node",
-					u.Node, "reason", u.Why)
-			}
-		}
-		if unjudged = reasons; !report.Looked && len(report.Added)+len(report.Returned) == 0 {
-			return
-		}
+		kept = r.logKept(report.Verdict, kept)
 		for i, l := range report.Added {
 			if i == ejectionLines {
 				r.log.Warn("further endpoints do not answer", "endpoints", len(report.Added)-i)
@@ -139,19 +126,27 @@ func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
 			r.log.Info("an endpoint is no longer left out", "port", l.Port, "endpoint", l.Addr.String(), "mode", l.Mode.String(),
 				"after", time.Since(l.Since).Round(time.Millisecond).String())
 		}
-		now := map[ejection.Held]bool{}
-		for _, h := range report.Held {
-			known := ejection.Held{Service: h.Service, Port: h.Port, Why: h.Why}
-			if len(now) == ejectionLines {
-				break
-			}
-			if now[known] = true; !held[known] {
-				r.log.Warn("endpoints do not answer and are kept", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints,
-					"reason", string(h.Why))
-			}
-		}
-		held = now
 	}
+}
+
+// logKept logs why something is kept although it does not answer, unless that was so before. It returns what it knows.
+func (r reporter) logKept(v ejection.Verdict, before map[any]bool) map[any]bool {
+	now := map[any]bool{}
+	for _, u := range v.Unjudged {
+		if now[u.Why] = true; !before[u.Why] {
+			before[u.Why] = true
+			r.log.Warn("a node does not answer; only those of its endpoints are left out that were asked themselves", "node",
+				u.Node, "reason", u.Why)
+		}
+	}
+	for _, h := range v.Held[:min(len(v.Held), ejectionLines)] {
+		known := ejection.Held{Service: h.Service, Port: h.Port, Why: h.Why}
+		if now[known] = true; !before[known] {
+			r.log.Warn("endpoints do not answer and are kept", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints,
+				"reason", string(h.Why))
+		}
+	}
+	return now
 }
 
 // ejectionEffect says what a mode does about an endpoint that does not answer.

@@ -45,12 +45,12 @@ func (t *Table) Set(a service.Adjustments) error {
 	before := t.told
 	t.told = a
 	switch {
-	case t.conn == nil && a.Len() == 0 && !t.hears:
+	case !t.made && a.Len() == 0 && !t.hears:
 		return nil
-	case t.conn == nil:
-		return t.open() // It replaces what an earlier process has left.
+	case !t.made:
+		return t.make()
 	}
-	_, err := t.conn.GetSetByName(t.table(), noted)
+	_, err := t.conn.GetSetByName(t.table, noted)
 	if err != nil || errors.Join(t.write(elements(differences(before, a)), t.conn.SetAddElements),
 		t.write(elements(differences(a, before)), t.conn.SetDeleteElements)) != nil {
 		return t.make()
@@ -77,8 +77,8 @@ func differences(old, next service.Adjustments) (texts []string) {
 // write adds elements, or deletes them.
 func (t *Table) write(list []nftables.SetElement, how func(*nftables.Set, []nftables.SetElement) error) error {
 	for some := range slices.Chunk(list, mostOfOne) {
-		if err := errors.Join(how(setOf(t.table()), some), t.conn.Flush()); err != nil {
-			return fmt.Errorf("write the set %s of table %s: %w", noted, t.name, err)
+		if err := errors.Join(how(setOf(t.table), some), t.conn.Flush()); err != nil {
+			return fmt.Errorf("write the set %s of table %s: %w", noted, t.table.Name, err)
 		}
 	}
 	return nil
@@ -116,11 +116,8 @@ func printable(r rune) rune {
 // namespace of the calling thread. There is nothing if there is no such table. What another program has written there
 // is left out.
 func Read(services string) (adjustments service.Adjustments, err error) {
-	conn, err := nftables.New()
-	if err != nil {
-		return adjustments, fmt.Errorf("open nftables: %w", err)
-	}
-	list, err := conn.GetSetElements(setOf(&nftables.Table{Family: nftables.TableFamilyINet, Name: Name(services)}))
+	var conn nftables.Conn
+	list, err := conn.GetSetElements(setOf(tableOf(services)))
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return adjustments, fmt.Errorf("read table %s: %w", Name(services), err)
 	}

@@ -19,8 +19,7 @@ import (
 // nft takes back what it lists. What another program has removed, or written there, does no harm.
 func TestLeft(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "left"), nftcmd.ForTest(t)
-	table := ejecttable.New("nftproxy", ns.Fd(), true)
-	defer table.Close()
+	table := open(t, ns, true)
 	read := func() (left service.Adjustments) {
 		t.Helper()
 		if err := ns.Do(func() (err error) {
@@ -112,8 +111,7 @@ func TestLeft(t *testing.T) {
 // removed is made anew, and what it has written is left out.
 func TestGrowth(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "growth"), nftcmd.ForTest(t)
-	table := ejecttable.New("nftproxy", ns.Fd(), false)
-	defer table.Close()
+	table := open(t, ns, false)
 	since := time.Unix(1_795_694_587, 0)
 	of := func(endpoints int, share service.Share, more ...service.Adjustment) service.Adjustments {
 		list := more
@@ -170,8 +168,7 @@ func TestGrowth(t *testing.T) {
 // removed it.
 func TestNotesChange(t *testing.T) {
 	ns, cmd := testnet.NamespaceForTest(t, "notes"), nftcmd.ForTest(t)
-	table := ejecttable.New("nftproxy", ns.Fd(), false)
-	defer table.Close()
+	table := open(t, ns, false)
 	rng := rand.New(rand.NewPCG(1, 2))
 	var growth service.Adjustments
 	for step := range 60 {
@@ -217,8 +214,7 @@ func TestNotesChange(t *testing.T) {
 
 // BenchmarkOneGrows changes one endpoint of as many as a node follows.
 func BenchmarkOneGrows(b *testing.B) {
-	table := ejecttable.New("nftproxy", testnet.NamespaceForTest(b, "grows").Fd(), false)
-	defer table.Close()
+	table := open(b, testnet.NamespaceForTest(b, "grows"), false)
 	var growth service.Adjustments
 	grow := func(i int, share service.Share) {
 		at := service.PortEndpoint{Protocol: service.TCP, Port: 80,

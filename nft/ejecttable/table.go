@@ -39,92 +39,57 @@ const (
 // Table is the table of one process.
 type Table struct {
 	mu    sync.Mutex
-	name  string
-	netns int
+	conn  *nftables.Conn // lasts
+	table *nftables.Table
+	made  bool
 	// hears says that the table has the rule.
 	hears bool
 	// told is what the set has: what is left out, and what is growing.
 	told service.Adjustments
-	// conn is nil until the table is made.
-	conn   *nftables.Conn
-	counts nfnetlink.Requester
-	// request is that for the counter.
-	request nfnetlink.Encoder
 }
 
-// New returns the table beside the tables of Services with that name, which is made when it is first used. netns is a
-// file descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table
-// has the rule that Repeats needs. Use needs CAP_NET_ADMIN.
-func New(services string, netns int, hears bool) *Table {
-	t := &Table{name: Name(services), netns: netns, hears: hears}
-	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE,
-		unix.NFT_OBJECT_COUNTER)
-	return t
-}
-
-// open opens the kernel and makes the table, unless that is done.
-func (t *Table) open() error {
-	if t.conn != nil {
-		return nil
-	}
-	options := []nftables.ConnOption{nftables.AsLasting()}
-	if t.netns != 0 {
-		options = append(options, nftables.WithNetNSFd(t.netns))
-	}
-	socket, err := nfnetlink.Dial(nfnetlink.Config{NetNS: t.netns})
+// Open returns the table beside the tables of Services with that name, which is made when it is first used. netns is a
+// file descriptor of a network namespace, or 0 for that of the calling thread. hears says that the table has the rule
+// that Repeats needs. Use needs CAP_NET_ADMIN.
+func Open(services string, netns int, hears bool) (*Table, error) {
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(netns))
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t.counts.Socket, t.counts.Subsystem = socket, unix.NFNL_SUBSYS_NFTABLES
-	if t.conn, err = nftables.New(options...); err != nil {
-		return errors.Join(fmt.Errorf("open nftables: %w", err), socket.Close())
-	}
-	if err := t.make(); err != nil {
-		return errors.Join(err, t.letGo())
-	}
-	return nil
+	return &Table{conn: conn, table: tableOf(services), hears: hears}, nil
 }
 
 // Close ends the work with the table, and leaves it there.
-func (t *Table) Close() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.letGo()
+func (t *Table) Close() error { return t.conn.CloseLasting() }
+
+func tableOf(services string) *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: Name(services)}
 }
 
-func (t *Table) letGo() error {
-	if t.conn == nil {
-		return nil
-	}
-	defer func() { t.conn = nil }()
-	return errors.Join(t.conn.CloseLasting(), t.counts.Socket.Close())
+func (t *Table) counter() *nftables.NamedObj {
+	return &nftables.NamedObj{Table: t.table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}}
 }
 
-// table is the table by its name.
-func (t *Table) table() *nftables.Table {
-	return &nftables.Table{Family: nftables.TableFamilyINet, Name: t.name}
-}
-
-// make replaces the table.
+// make replaces the table, also that of an earlier process.
 func (t *Table) make() error {
-	table := t.table()
-	t.conn.AddTable(table)
-	t.conn.DelTable(table)
-	t.conn.AddTable(table)
-	if err := t.conn.AddSet(setOf(table), nil); err != nil {
-		return fmt.Errorf("make table %s: %w", t.name, err)
+	t.conn.AddTable(t.table)
+	t.conn.DelTable(t.table)
+	t.conn.AddTable(t.table)
+	if err := t.conn.AddSet(setOf(t.table), nil); err != nil {
+		return fmt.Errorf("make table %s: %w", t.table.Name, err)
 	}
 	if t.hears {
-		t.conn.AddObj(&nftables.NamedObj{Table: table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+		t.conn.AddObj(t.counter())
 		// All clients' packets to endpoints in pods leave by this hook: those of pods, of the node, and of others.
-		c := t.conn.AddChain(&nftables.Chain{Table: table, Name: chain, Type: nftables.ChainTypeFilter,
+		c := t.conn.AddChain(&nftables.Chain{Table: t.table, Name: chain, Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter})
-		t.conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: repeats(), UserData: userdata.AppendString(nil,
+		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: c, Exprs: repeats(), UserData: userdata.AppendString(nil,
 			userdata.TypeComment, purpose)})
 	}
 	if err := t.conn.Flush(); err != nil {
-		return fmt.Errorf("make table %s: %w", t.name, err)
+		return fmt.Errorf("make table %s: %w", t.table.Name, err)
 	}
+	t.made = true
 	list := elements(differences(service.Adjustments{}, t.told))
 	return t.write(list[:min(len(list), mostElements)], t.conn.SetAddElements)
 }
@@ -151,30 +116,25 @@ func repeats() []expr.Any {
 func (t *Table) Repeats() (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.open(); err != nil {
-		return 0, err
-	}
-	t.counts.Lock()
-	attributes, err := t.counts.Get(unix.NFT_MSG_GETOBJ, unix.NFPROTO_INET, t.request.B)
-	packets := attributes.Get(unix.NFTA_OBJ_DATA).Uint64(unix.NFTA_COUNTER_PACKETS)
-	t.counts.Unlock()
-	switch {
-	case errors.Is(err, unix.ENOENT):
+	if !t.made {
 		return 0, t.make()
-	case err != nil:
-		return 0, fmt.Errorf("read the counter of table %s: %w", t.name, err)
 	}
-	return packets, nil
+	object, err := t.conn.GetObject(t.counter())
+	if errors.Is(err, unix.ENOENT) {
+		return 0, t.make()
+	}
+	counted, ok := object.(*nftables.NamedObj)
+	if err != nil || !ok {
+		return 0, fmt.Errorf("read the counter of table %s: %w", t.table.Name, err)
+	}
+	return counted.Obj.(*expr.Counter).Packets, nil
 }
 
 // Remove removes the table beside the tables of Services with that name, in the network namespace of the calling
 // thread, and says whether there was one.
 func Remove(services string) (removed bool, err error) {
-	conn, err := nftables.New()
-	if err != nil {
-		return false, fmt.Errorf("open nftables: %w", err)
-	}
-	conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: Name(services)})
+	var conn nftables.Conn
+	conn.DelTable(tableOf(services))
 	if err := conn.Flush(); errors.Is(err, unix.ENOENT) {
 		return false, nil
 	} else if err != nil {

@@ -33,6 +33,16 @@ type world struct {
 	endpoint *testnet.Pod
 }
 
+func open(t testing.TB, ns *testnet.Namespace, hears bool) *ejecttable.Table {
+	t.Helper()
+	table, err := ejecttable.Open("nftproxy", ns.Fd(), hears)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = table.Close() })
+	return table
+}
+
 func newWorld(t testing.TB) *world {
 	w := &world{TB: t, topology: testnet.NewForTest(t, testnet.Config{}), cmd: nftcmd.ForTest(t)}
 	client, err := w.topology.AddPod("client")
@@ -67,8 +77,7 @@ func newWorld(t testing.TB) *world {
 	if err := w.cmd.Load(w.topology.Node, rules); err != nil {
 		t.Fatal(err)
 	}
-	w.table = ejecttable.New("nftproxy", w.topology.Node.Fd(), true)
-	t.Cleanup(func() { _ = w.table.Close() })
+	w.table = open(t, w.topology.Node, true)
 	w.repeats() // makes the table
 	return w
 }
@@ -209,8 +218,7 @@ func TestTable(t *testing.T) {
 // BenchmarkRepeats is what one request for the counter costs.
 func BenchmarkRepeats(b *testing.B) {
 	ns := testnet.NamespaceForTest(b, "repeats")
-	table := ejecttable.New("nftproxy", ns.Fd(), true)
-	defer table.Close()
+	table := open(b, ns, true)
 	for b.Loop() {
 		if _, err := table.Repeats(); err != nil {
 			b.Fatal(err)
