@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"syscall"
 	"time"
 
@@ -60,14 +59,12 @@ func inTime(a ejection.Answer, took time.Duration) ejection.Answer {
 
 // classify says what an error of connect(2) tells of the endpoint.
 func classify(err error) ejection.Answer {
+	var failure net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return ejection.Answered
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH),
-		errors.Is(err, syscall.ENETUNREACH):
-		return ejection.Unanswered
-	}
-	if timeout := (net.Error)(nil); errors.As(err, &timeout) && timeout.Timeout() {
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH),
+		errors.As(err, &failure) && failure.Timeout():
 		return ejection.Unanswered
 	}
 	return ejection.Unknown // such as EMFILE, or EPERM of a local rule

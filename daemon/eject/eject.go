@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"nftproxy/conntrack"
@@ -79,40 +78,30 @@ const (
 	soon = 20 * time.Millisecond
 	// askCost is the CPU time that a connect takes (BenchmarkConnect), or a question to the API server.
 	askCost = 100 * time.Microsecond
-	// wakeCost is what the runtime of Go spends when the process wakes from rest to read the counter. It is reported only.
+	// wakeCost is what the runtime of Go spends when the process wakes from rest. It is reported only.
 	wakeCost = 400 * time.Microsecond
 	// lookupPatience is how long the API server may take.
 	lookupPatience = 2 * time.Second
 )
 
-// Ejector is the part of a daemon that does this. Notify may be called from any goroutine.
+// Ejector is the part of a daemon that does this.
 type Ejector struct {
-	config   Config
-	machine  *ejection.Machine
-	snapshot atomic.Pointer[service.Snapshot]
-	notified chan struct{}
-	answers  chan answered
+	config    Config
+	machine   *ejection.Machine
+	snapshots chan *service.Snapshot
+	snapshot  *service.Snapshot // that came last
+	answers   chan func()       // Each tells the machine of one.
 
 	budget pace.Budget
 	cpu    func() time.Duration // of the calling thread so far
 	// unreported is the CPU time since the last report.
 	unreported time.Duration
-	// look is when the next look is due, soonest when one may be if packets are repeated, and again when there is more to
-	// ask; zero for no time.
-	look, soonest, again time.Time
-	// heard is when Repeats was called, which said repeats. deaf is its error.
-	heard   time.Time
-	repeats uint64
-	deaf    error
-	seen    *service.Snapshot // by the machine
-	left    []ejection.Left   // as reported
-	set     service.Adjustments
-}
-
-type answered struct {
-	ask    ejection.Ask
-	answer ejection.Answer
-	facts  ejection.Facts
+	// look is when the next look is due, soonest when one may be if packets are repeated, again when there is more to ask,
+	// and listen when Repeats is called; zero for no time. repeats and deaf are what it said last.
+	look, soonest, again, listen time.Time
+	repeats                      uint64
+	deaf                         error
+	left                         []ejection.Left // as reported
 }
 
 // New makes an Ejector.
@@ -121,19 +110,19 @@ func New(c Config) *Ejector {
 		c.Connect = connect
 	}
 	return &Ejector{
-		config: c, machine: ejection.New(c.Mode.Of, c.Lookup != nil, rand.Float64), notified: make(chan struct{}, 1),
-		answers: make(chan answered, 64), budget: pace.Budget{Rest: rest, Burst: burst, Debt: debt},
-		cpu: conntrack.ThreadTime,
+		config: c, machine: ejection.New(c.Mode.Of, c.Lookup != nil, rand.Float64),
+		snapshots: make(chan *service.Snapshot, 1), answers: make(chan func(), 64),
+		budget: pace.Budget{Rest: rest, Burst: burst, Debt: debt}, cpu: conntrack.ThreadTime,
 	}
 }
 
-// Notify gives the snapshot that the rules serve now.
+// Notify gives the snapshot that the rules serve now. One call has to end before the next.
 func (e *Ejector) Notify(s service.Snapshot) {
-	e.snapshot.Store(&s)
 	select {
-	case e.notified <- struct{}{}:
+	case <-e.snapshots:
 	default:
 	}
+	e.snapshots <- &s
 }
 
 // Run works until the context ends, and then returns nil. What is left out then stays so until the next process.
@@ -143,22 +132,23 @@ func (e *Ejector) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		var news []answered
+		var news []func()
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-e.notified:
+		case e.snapshot = <-e.snapshots:
 		case a := <-e.answers:
 			news = append(news, a)
 		case <-timer.C:
+			e.unreported += wakeCost
 		}
 		for range len(e.answers) {
 			news = append(news, <-e.answers)
 		}
-		if s := e.snapshot.Load(); s != nil {
-			e.work(ctx, s, news)
+		if e.snapshot != nil {
+			e.work(ctx, news)
 		}
-		timer.Reset(time.Until(e.next()))
+		timer.Reset(time.Until(pace.Soonest(e.look, e.again, e.listen)))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -168,21 +158,19 @@ func (e *Ejector) Run(ctx context.Context) error {
 }
 
 // work takes what is new, does a step, charges the budget, and reports.
-func (e *Ejector) work(ctx context.Context, s *service.Snapshot, news []answered) {
+func (e *Ejector) work(ctx context.Context, news []func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began, asks := e.cpu(), 0
 	var report Report
-	for _, a := range news {
-		e.machine.Answered(time.Now(), a.ask, a.answer, a.facts)
+	e.machine.See(*e.snapshot)
+	for _, tell := range news {
+		tell()
 	}
 	if e.hear(time.Now()); !time.Now().Before(e.look) {
-		e.lookAt(ctx, s, &report)
+		e.lookAt(ctx, &report)
 	}
-	if s != e.seen {
-		e.machine.See(*s)
-		e.seen = s
-	}
+	walk := report.CPU
 	quiet := e.machine.Idle() && !report.Looked && len(e.left) == 0 // Only the counter was read.
 	if e.again = (time.Time{}); !quiet {
 		var list []ejection.Ask
@@ -194,64 +182,52 @@ func (e *Ejector) work(ctx context.Context, s *service.Snapshot, news []answered
 		report.Added, report.Returned = missing(report.Left, e.left), missing(e.left, report.Left)
 		e.left = report.Left
 	}
-	report.CPU = max(report.CPU, e.cpu()-began) + time.Duration(asks)*askCost
+	report.CPU = max(walk, e.cpu()-began) + time.Duration(asks)*askCost
 	e.budget.Spend(time.Now(), report.CPU)
 	if report.Looked {
-		e.soonest = pace.Later(e.soonest, e.budget.Ready())
-		e.look = pace.Later(e.look, e.soonest)
+		e.plan(time.Now(), walk, report.Err)
+		report.Err = errors.Join(report.Err, e.deaf)
 	}
 	if report.CPU, e.unreported = report.CPU+e.unreported, 0; quiet || ctx.Err() != nil {
 		e.unreported = report.CPU
 		return
 	}
 	e.config.Observe(report)
-	if next := report.Adjustments(e.set); len(report.Added)+len(report.Returned) > 0 && next.Len()+e.set.Len() > 0 {
-		e.set = next
-		e.config.Set(next)
+	on := func(l ejection.Left) bool { return l.Mode == ejection.On }
+	if slices.ContainsFunc(report.Added, on) || slices.ContainsFunc(report.Returned, on) {
+		e.config.Set(report.Adjustments())
 	}
 }
 
-// ask asks, and says what came of it.
+// ask asks, and has the machine told what came of it.
 func (e *Ejector) ask(ctx context.Context, a ejection.Ask) {
-	result := answered{ask: a}
+	var answer ejection.Answer
+	var facts ejection.Facts
 	if len(a.To) > 0 {
-		result.answer = e.config.Connect(ctx, a.To)
+		answer = e.config.Connect(ctx, a.To)
 	} else {
 		limited, cancel := context.WithTimeout(ctx, lookupPatience)
 		defer cancel()
 		var err error
-		if result.facts, err = e.config.Lookup(limited, a.Node); err != nil {
-			result.answer = ejection.Unknown
+		if facts, err = e.config.Lookup(limited, a.Node); err != nil {
+			answer = ejection.Unknown
 		}
 	}
 	select {
-	case e.answers <- result:
+	case e.answers <- func() { e.machine.Answered(time.Now(), a, answer, facts) }:
 	case <-ctx.Done():
 	}
 }
 
-// next is when there is work without an answer or another snapshot.
-func (e *Ejector) next() time.Time {
-	next := pace.Soonest(e.look, e.again)
-	if e.listens() {
-		next = pace.Soonest(next, e.heard.Add(listen))
-	}
-	return next
-}
-
-// listens says that a repeated packet may bring the next look forward.
-func (e *Ejector) listens() bool { return e.config.Repeats != nil && e.soonest.Before(e.look) }
-
 // hear brings the next look forward if clients have repeated first packets.
 func (e *Ejector) hear(now time.Time) {
-	if !e.listens() || now.Before(e.heard.Add(listen)) {
+	if e.config.Repeats == nil || now.Before(e.listen) {
 		return
 	}
 	n, err := e.config.Repeats()
-	e.unreported += wakeCost
-	switch e.heard = now; {
+	switch e.listen = now.Add(listen); {
 	case err != nil: // Until it can be heard again, there are as many looks as without.
-		if e.heard = now.Add(retry); e.deaf == nil {
+		if e.listen = now.Add(retry); e.deaf == nil {
 			e.look = e.soonest
 		}
 	case n != e.repeats:
@@ -261,22 +237,21 @@ func (e *Ejector) hear(now time.Time) {
 }
 
 // asked says whether any Service may have a mode, or a stronger one.
-func (e *Ejector) asked(s *service.Snapshot, mode ejection.Mode) bool {
+func (e *Ejector) asked(mode ejection.Mode) bool {
 	if e.config.Mode >= mode {
 		return true
 	}
-	for _, svc := range s.Services.All() {
-		if e.config.Mode.Of(svc) >= mode {
+	for _, s := range e.snapshot.Services.All() {
+		if e.config.Mode.Of(s) >= mode {
 			return true
 		}
 	}
 	return false
 }
 
-// lookAt reads the connections without an answer, and decides when the next look is due. What is only reported can wait
-// for idleMost.
-func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot, report *Report) {
-	if e.machine.Idle() && !e.asked(s, ejection.Report) {
+// lookAt reads the connections without an answer.
+func (e *Ejector) lookAt(ctx context.Context, report *Report) {
+	if e.machine.Idle() && !e.asked(ejection.Report) {
 		e.look = time.Now().Add(every)
 		return
 	}
@@ -289,25 +264,28 @@ func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot, report *Repor
 		}
 		return nil
 	})
-	report.Looked, report.CPU, report.Err = true, cpu, errors.Join(err, e.deaf)
-	now := time.Now()
-	if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
-		e.look, e.soonest = now.Add(retry), now.Add(retry)
-		return
+	if report.Looked, report.CPU, report.Err = true, cpu, err; err == nil || errors.Is(err, conntrack.ErrInterrupted) {
+		e.machine.Looked(time.Now(), flows)
 	}
-	e.machine.Looked(now, flows)
-	e.soonest = now.Add(every)
+}
+
+// plan decides when the next look is due, after one whose walk took this much. What is only reported can wait for
+// idleMost.
+func (e *Ejector) plan(now time.Time, walk time.Duration, err error) {
+	after := idleMost
+	e.soonest = pace.Later(now.Add(every), e.budget.Ready())
 	switch {
+	case err != nil && !errors.Is(err, conntrack.ErrInterrupted):
+		after, e.soonest = retry, now.Add(retry)
 	case e.machine.Waiting():
 		// The same connection in two looks has waited for at least the time between them.
-		e.look = e.soonest
+		after = every
 	case e.config.Repeats != nil && e.deaf == nil:
-		e.look = now.Add(max(restIdle*cpu, idleMost))
-	case e.asked(s, ejection.On):
-		e.look = now.Add(max(every, min(restIdle*cpu, idleMost)))
-	default:
-		e.look = now.Add(idleMost)
+		after = max(restIdle*walk, idleMost)
+	case e.asked(ejection.On):
+		after = max(every, min(restIdle*walk, idleMost))
 	}
+	e.look = pace.Later(now.Add(after), e.soonest)
 }
 
 // missing returns those of a list that another lacks. A changed mode makes another one.

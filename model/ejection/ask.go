@@ -1,118 +1,89 @@
 package ejection
 
 import (
-	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
-	"nftproxy/model/pace"
+	"nftproxy/model/service"
 )
 
 // Step returns what is left out from now on, and why the rest is not; what is to be asked now; and when the next step
-// is due, the zero time if that depends on other events.
+// is due, the zero time if nothing is suspected or left out.
 func (m *Machine) Step(now time.Time) (v Verdict, asks []Ask, next time.Time) {
-	s := &step{Machine: m, now: now}
+	s := &step{Machine: m, now: now, network: m.network(now), asked: map[netip.AddrPort]int{}}
 	if s.lookup {
 		s.aboutNodes()
 	}
-	m.decide(now)
+	s.decide()
 	s.aboutSuspects()
-	s.aboutOthers()
 	s.aboutMembers()
-	for _, of := range []struct {
-		queue  *queue
-		wishes []wish
-	}{{&m.connects, s.connects}, {&m.lookups, s.lookups}, {&m.members, s.members}} {
-		if len(of.wishes) > 0 {
-			served, more := of.queue.serve(now, of.wishes)
-			asks = append(asks, served...)
-			s.later(more)
-		}
+	switch {
+	case len(s.wishes) > 0 || m.Waiting():
+		next = now.Add(between)
+	case !m.Idle():
+		next = now.Add(settled)
 	}
+	asks = m.queue.serve(now, s.wishes)
 	for _, a := range asks {
-		if a.about == nil {
+		if len(a.To) == 0 {
 			m.nodes[a.Node].looking = true
-			continue
-		}
-		if a.about.begin(now); a.about.waits() {
-			s.later(now) // Its node may be of interest now.
-		} else {
-			s.later(a.about.next)
+		} else if a.about.begin(now); a.about.waits() {
+			next = now // Its node may be of interest now.
 		}
 	}
-	return m.verdict, asks, s.next
+	return m.verdict, asks, next
 }
 
 // step is a call of Step.
 type step struct {
 	*Machine
-	now                        time.Time
-	connects, lookups, members []wish
-	next                       time.Time
+	now     time.Time
+	network network
+	wishes  []wish
+	asked   map[netip.AddrPort]int // the wishes about those that are no suspects
 }
 
-// later notes a time when there is more to ask.
-func (s *step) later(at time.Time) { s.next = pace.Soonest(s.next, at) }
-
-// due says that it is time for another try, or notes when it is.
-func (s *step) due(t *tries) bool {
-	if t.waits() {
-		return false
-	}
-	if s.now.Before(t.next) {
-		s.later(t.next)
-		return false
-	}
-	return true
-}
-
-// aboutSuspects asks the suspects whose time has come.
+// aboutSuspects asks the suspects whose time has come. It clears those beyond mostSuspects: of the namespaces that have
+// most.
 func (s *step) aboutSuspects() {
-	for _, e := range s.suspects {
-		if s.due(&e.tries) {
-			s.connects = append(s.connects, e.wish(e.next))
+	var list []wish
+	for _, e := range s.suspects() {
+		at := s.now
+		if !e.begun.IsZero() {
+			at = e.begun // Those that were asked go first.
 		}
+		list = append(list, e.wish(at))
 	}
-}
-
-// aboutOthers asks the endpoints that show whether the node may connect.
-func (s *step) aboutOthers() {
-	asked := map[netip.AddrPort]bool{}
-	for _, name := range slices.Sorted(maps.Keys(s.dirty)) {
-		g := s.groups[name]
-		if g == nil {
-			continue
-		}
-		s.later(g.more)
-		for _, addr := range g.ask {
-			if !asked[addr] {
-				asked[addr] = true
-				w := s.note(addr).wish(s.now)
-				w.add(g)
-				s.connects = append(s.connects, w)
-			}
+	(&queue{}).order(list)
+	for i, w := range list {
+		e := s.endpoints[w.To[0]]
+		if i >= mostSuspects {
+			s.clear(e)
+		} else if e.due(s.now) {
+			w.at = e.next
+			s.wishes = append(s.wishes, w)
 		}
 	}
 }
 
 // aboutMembers asks endpoints that are left out with their node. Each comes back by its own first answer, too.
 func (s *step) aboutMembers() {
-	if len(s.dead) == 0 {
-		return
-	}
-	if at := s.Machine.members.at.Add(time.Second); s.now.Before(at) {
-		s.later(at)
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.groups)) {
-		g := s.groups[name]
-		for _, addr := range g.onDead {
-			if e := s.note(addr); e.asking == 0 && !e.suspected && s.now.Sub(e.asked) >= mostAgain {
-				w := e.wish(e.asked)
-				w.add(g)
-				s.members = append(s.members, w)
-			}
+	for _, l := range s.verdict.Left {
+		if l.Protocol != service.TCP {
+			continue
+		}
+		if e := s.note(l.Addr); !e.suspected() && e.asking == 0 && s.now.Sub(e.asked) >= mostAgain {
+			s.ask(e, l.Service, e.asked)
 		}
 	}
+}
+
+// ask asks an endpoint that is no suspect.
+func (s *step) ask(e *endpoint, by service.Name, at time.Time) {
+	i, is := s.asked[e.addr]
+	if !is {
+		i = len(s.wishes)
+		s.asked[e.addr], s.wishes = i, append(s.wishes, e.wish(at))
+	}
+	s.wishes[i].by = append(s.wishes[i].by, by)
 }

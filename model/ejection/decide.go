@@ -15,18 +15,13 @@ import (
 
 // group is a Service with something that does not answer.
 type group struct {
-	name      service.Name
-	namespace string
-	suspects  []*endpoint // that it lists
-	left      []Left
-	held      []Held
-	// onDead are the TCP endpoints on dead nodes.
-	onDead []netip.AddrPort
+	name     service.Name
+	suspects []*endpoint // that it lists
+	left     []Left
+	held     []Held
 	// open says that it depends on what others are about to answer: other endpoints of a port, if none has answered since
-	// one that does not was first asked, or a Node. ask has some endpoints to ask, and more is when there may be others.
+	// one that does not was first asked, or a Node.
 	open bool
-	ask  []netip.AddrPort
-	more time.Time
 }
 
 func (g *group) leaves(addr netip.AddrPort) bool {
@@ -37,7 +32,7 @@ func (g *group) leaves(addr netip.AddrPort) bool {
 func (g *group) again() {
 	for _, e := range g.suspects {
 		if !g.leaves(e.addr) {
-			e.anew()
+			e.tries = e.anew()
 		}
 	}
 }
@@ -49,7 +44,7 @@ func (g *group) list(e *endpoint, node string) bool {
 		if l.group == g {
 			return true
 		}
-		if l.namespace == g.namespace {
+		if namespaceOf(l.name) == namespaceOf(g.name) {
 			of++
 		}
 	}
@@ -61,98 +56,79 @@ func (g *group) list(e *endpoint, node string) bool {
 }
 
 // decide decides on the Services of which something has changed, and on those where it depends on what others answer.
-func (m *Machine) decide(now time.Time) {
-	if len(m.dirty) == 0 {
-		return
-	}
-	names := slices.Sorted(maps.Keys(m.dirty))
-	clear(m.dirty)
+func (s *step) decide() {
+	names := slices.Sorted(maps.Keys(s.dirty))
+	clear(s.dirty)
 	for _, name := range names {
-		m.redo(now, name)
+		s.redo(name)
 	}
-	for _, e := range slices.Clone(m.suspects) {
+	for _, e := range s.suspects() {
 		if len(e.listings) == 0 {
-			m.clear(e)
+			s.clear(e)
 		}
 	}
-	m.verdict.Left, m.verdict.Held = nil, nil
-	for _, g := range m.groups {
-		m.verdict.Left = append(m.verdict.Left, g.left...)
-		m.verdict.Held = append(m.verdict.Held, g.held...)
+	if len(names) == 0 {
+		return
 	}
-	slices.SortFunc(m.verdict.Left, func(a, b Left) int {
-		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Protocol, b.Protocol),
-			cmp.Compare(a.Adjustment.Port, b.Adjustment.Port), a.Addr.Compare(b.Addr))
-	})
-	slices.SortFunc(m.verdict.Held, func(a, b Held) int {
-		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Why, b.Why))
-	})
+	s.verdict.Left, s.verdict.Held = nil, nil
+	for _, name := range slices.Sorted(maps.Keys(s.groups)) {
+		s.verdict.Left = append(s.verdict.Left, s.groups[name].left...)
+		s.verdict.Held = append(s.verdict.Held, s.groups[name].held...)
+	}
 }
 
 // redo decides on one Service from what is known of its endpoints and of what it did without before.
-func (m *Machine) redo(now time.Time, name service.Name) {
-	g, before := m.groups[name], map[service.PortEndpoint]Left{}
-	if g == nil {
-		g = &group{}
-		m.groups[name] = g
+func (s *step) redo(name service.Name) {
+	g := &group{name: name}
+	before := map[service.PortEndpoint]Left{}
+	if old := s.groups[name]; old != nil {
+		for _, l := range old.left {
+			before[l.PortEndpoint] = l
+		}
+		for _, e := range old.suspects {
+			e.listings = slices.DeleteFunc(e.listings, func(l listing) bool { return l.group == old })
+		}
 	}
-	for _, l := range g.left {
-		before[l.PortEndpoint] = l
-	}
-	for _, e := range g.suspects {
-		e.listings = slices.DeleteFunc(e.listings, func(l listing) bool { return l.group == g })
-	}
-	*g = group{name: name}
-	g.namespace, _ = name.Split()
-	if s := m.snapshot.Services.At(name); s != nil && m.mode(s) != Off {
-		whole := m.snapshot.Unadjusted(name)
+	if whole := s.snapshot.Unadjusted(name); whole != nil && s.mode(whole) != Off {
 		for i := range whole.Ports {
+			if whole.Ports[i].IsRange() { // Its endpoints have no port to ask; they are those of the other ports.
+				continue
+			}
 			for _, family := range ip.Families() {
-				d := decision{Machine: m, group: g, now: now, service: whole, port: &whole.Ports[i], family: family}
-				d.decide(before)
+				d := decision{step: s, group: g, service: whole, port: &whole.Ports[i], before: before}
+				d.decide(family)
 			}
 		}
 	}
+	slices.SortFunc(g.left, func(a, b Left) int { return a.PortEndpoint.Compare(b.PortEndpoint) })
+	s.groups[name] = g
 	switch {
-	case len(g.suspects)+len(g.left)+len(g.held)+len(g.onDead) == 0:
-		delete(m.groups, name)
+	case len(g.suspects)+len(g.left)+len(g.held) == 0:
+		delete(s.groups, name)
 	case len(g.held) > 0 || g.open:
-		m.dirty[name] = true
+		s.dirty[name] = true
 	}
 }
 
 // decision is that on one Service port in one family.
 type decision struct {
-	*Machine
+	*step
 	*group
-	now     time.Time
 	service *service.Service // as the API has it
 	port    *service.Port
-	family  ip.Family
+	before  map[service.PortEndpoint]Left
 
 	// lists are the endpoints that take connections, for each traffic policy in use, and out counts those left out of
 	// each.
 	lists [2]service.Addresses
 	out   [2]int
-	// gone are those that do not answer, and unsure those suspects that may.
-	gone   []gone
-	unsure []*endpoint
-	others []other
-	// remote says that others are on other nodes; lastThere and lastHere are when one on another node and one on this node
-	// answered last.
-	remote              bool
+	// gone are those that do not answer, unsure those suspects that may, and others all that may.
+	gone           []gone
+	unsure, others []other
+	// lastThere and lastHere are when one of the others on another node and on this node answered last; remote says that
+	// some are on other nodes.
 	lastThere, lastHere time.Time
-}
-
-// gone is an endpoint that does not answer.
-type gone struct {
-	addr  netip.AddrPort
-	node  *node     // that is dead; nil if the endpoint was asked itself
-	on    *node     // where it is by its slice; nil if nothing is known of that
-	own   *endpoint // what is known of it if it was asked itself
-	here  bool      // on this node
-	begun time.Time // zero if it was left out before, as left says then
-	left  Left
+	remote              bool
 }
 
 // other is another endpoint that takes connections; here says that it is on this node.
@@ -162,14 +138,30 @@ type other struct {
 	*endpoint
 }
 
-func (d *decision) decide(before map[service.PortEndpoint]Left) {
-	if d.port.IsRange() { // Its endpoints have no port to ask; they are those of the other ports.
+// gone is an endpoint that does not answer.
+type gone struct {
+	other
+	node  *node     // where it is by its slice; nil if nothing is known of that
+	dead  bool      // The node is, and the endpoint has not answered since.
+	begun time.Time // zero if it was left out before, as left says then
+	left  Left
+}
+
+func (d *decision) decide(family ip.Family) {
+	choice := d.service.Choose(d.port, d.snapshot.Node, family)
+	d.lists = [2]service.Addresses{choice.Cluster, choice.Local}
+	for chunk := range d.port.Endpoints.Chunks() {
+		for i := range chunk {
+			e := &chunk[i]
+			if d.lists[0].Find(e.Addr) != nil || d.lists[1].Find(e.Addr) != nil {
+				d.look(e, choice.OnNode.Find(e.Addr) != nil || d.here(e.Addr.Addr()))
+			}
+		}
+	}
+	if len(d.gone)+len(d.unsure) == 0 {
 		return
 	}
-	if d.find(); len(d.gone)+len(d.unsure) == 0 {
-		return
-	}
-	d.choose(before)
+	slices.SortStableFunc(d.gone, func(a, b gone) int { return a.begun.Compare(b.begun) })
 	held := Held{d.name, d.service.ID(d.port), len(d.gone), max(d.lists[0].Len(), d.lists[1].Len()), ""}
 	for _, g := range d.gone {
 		switch why := d.keeps(g); {
@@ -181,8 +173,8 @@ func (d *decision) decide(before map[service.PortEndpoint]Left) {
 			d.leave(g)
 			continue
 		}
-		if g.node == nil {
-			d.unsure = append(d.unsure, g.own)
+		if !g.dead {
+			d.unsure = append(d.unsure, g.other)
 		}
 	}
 	if held.Why != "" {
@@ -191,77 +183,38 @@ func (d *decision) decide(before map[service.PortEndpoint]Left) {
 	d.askOthers()
 }
 
-// find finds the endpoints that do not answer.
-func (d *decision) find() {
-	for chunk := range d.port.Endpoints.Chunks() {
-		for i := range chunk {
-			if e := &chunk[i]; e.Ready && d.family.Has(e.Addr.Addr()) {
-				d.look(e)
-			}
-		}
+// look finds out whether an endpoint that takes connections answers.
+func (d *decision) look(e *service.Endpoint, here bool) {
+	o, n := other{e.Addr, here, d.endpoints[e.Addr]}, d.nodes[e.Node]
+	if o.endpoint == nil {
+		o.endpoint = d.unknown
 	}
-}
-
-// look finds out whether an endpoint answers.
-func (d *decision) look(e *service.Endpoint) {
-	g, own, tcp := gone{addr: e.Addr, on: d.nodes[e.Node]}, d.endpoints[e.Addr], d.port.Protocol == service.TCP
-	if n := g.on; n != nil && n.isDead() {
-		if own == nil || !own.answered.After(n.died) {
-			g.node, g.begun = n, n.begun
-		}
-		if tcp {
-			d.onDead = append(d.onDead, e.Addr)
-		}
-	}
-	if own != nil && own.suspected && tcp && d.list(own, e.Node) {
-		if own.confirmed() {
-			g.own, g.begun = own, own.begun
-		} else if g.node == nil {
-			d.unsure = append(d.unsure, own)
-		}
-	}
-	if g.node != nil || g.own != nil {
-		d.gone = append(d.gone, g)
-	}
-}
-
-// choose keeps to the endpoints that take connections, and finds the others of these. Those that were left out before
-// come first.
-func (d *decision) choose(before map[service.PortEndpoint]Left) {
-	choice := d.service.Choose(d.port, d.snapshot.Node, d.family)
-	d.lists = [2]service.Addresses{choice.Cluster, choice.Local}
-	takes := func(a netip.AddrPort) bool { return d.lists[0].Find(a) != nil || d.lists[1].Find(a) != nil }
-	here := func(a netip.AddrPort) bool { return choice.OnNode.Find(a) != nil || d.here(a.Addr()) }
-	d.gone = slices.DeleteFunc(d.gone, func(g gone) bool { return !takes(g.addr) })
-	d.unsure = slices.DeleteFunc(d.unsure, func(e *endpoint) bool { return !takes(e.addr) })
-	missing := map[netip.AddrPort]bool{}
-	for i := range d.gone {
-		g := &d.gone[i]
-		missing[g.addr], g.here = true, here(g.addr)
-		if left, was := before[d.port.At(g.addr)]; was {
-			g.left, g.begun = left, time.Time{}
-		}
-	}
-	slices.SortStableFunc(d.gone, func(a, b gone) int { return a.begun.Compare(b.begun) })
-	for _, list := range d.lists {
-		for a := range list.All() {
-			if !missing[a] {
-				missing[a] = true
-				d.other(other{a, here(a), d.endpoints[a]})
-			}
-		}
-	}
-}
-
-func (d *decision) other(o other) {
-	d.others = append(d.others, o)
-	d.remote = d.remote || !o.here
+	g := gone{other: o, node: n, dead: n != nil && n.isDead() && !o.answered.After(n.died), begun: o.begun}
+	listed := d.port.Protocol == service.TCP && o.suspected() && d.list(o.endpoint, e.Node)
 	switch {
-	case o.endpoint == nil:
-	case o.here:
-		d.lastHere = pace.Later(d.lastHere, o.answered)
+	case listed && o.confirmed():
+	case g.dead:
+		g.begun = n.begun
 	default:
-		d.lastThere = pace.Later(d.lastThere, o.answered)
+		d.answers(o, listed)
+		return
+	}
+	if left, was := d.before[d.port.At(e.Addr)]; was {
+		g.left, g.begun = left, time.Time{}
+	}
+	d.gone = append(d.gone, g)
+}
+
+// answers takes note of an endpoint that may answer, and of when it has.
+func (d *decision) answers(o other, suspected bool) {
+	if suspected {
+		d.unsure = append(d.unsure, o)
+	}
+	d.others = append(d.others, o)
+	if o.here {
+		d.lastHere = pace.Later(d.lastHere, o.answered)
+	} else {
+		d.remote, d.lastThere = true, pace.Later(d.lastThere, o.answered)
 	}
 }
 
@@ -275,12 +228,12 @@ func (d *decision) keeps(g gone) Reason {
 	since := func(t time.Time) bool { return !t.IsZero() && !t.Before(g.begun) }
 	switch {
 	case g.begun.IsZero():
-	case d.ownNetwork(d.now):
+	case d.network.gone():
 		return OwnNetwork
-	case g.node != nil, since(d.lastThere):
+	case g.dead, since(d.lastThere):
 	case d.remote, !since(d.lastHere):
 		return NoControl
-	case !g.here && !since(d.elsewhere):
+	case !g.here && !since(d.network.elsewhere):
 		return OwnNetwork
 	}
 	return ""
@@ -289,12 +242,12 @@ func (d *decision) keeps(g gone) Reason {
 // undecided says that an endpoint which was asked itself has failed before its Node was asked as often. The Node counts
 // when it is to be said whether this node's own network is gone. The API server may be slow to say where it is.
 func (d *decision) undecided(g gone) bool {
-	n := g.on
-	if g.node != nil || n == nil || g.begun.IsZero() || d.now.Sub(g.begun) >= mostUndecided {
+	n := g.node
+	if g.dead || n == nil || g.begun.IsZero() || d.now.Sub(g.begun) >= mostUndecided {
 		return false
 	}
 	asked := !n.begun.IsZero() || !d.now.Before(n.next) // or about to be
-	return n.looking || len(n.facts.Addrs) > 0 && asked && !n.silent()
+	return n.looking || n.known() && asked && !n.silent()
 }
 
 func (d *decision) leave(g gone) {
@@ -307,9 +260,7 @@ func (d *decision) leave(g gone) {
 	if !g.begun.IsZero() {
 		l = Left{Service: d.name, Port: d.service.ID(d.port)}
 		l.PortEndpoint, l.Share, l.Since = d.port.At(g.addr), service.NoShare, d.now
-		if g.own != nil {
-			l.Why = g.own.why()
-		} else {
+		if l.Why = g.why(); d.port.Protocol != service.TCP || !g.confirmed() {
 			l.Why = fmt.Sprintf("its node %s answers at none of %v", g.node.name, g.node.facts.Addrs)
 		}
 	}
@@ -323,35 +274,21 @@ func (d *decision) askOthers() {
 	if !d.remote {
 		last = d.lastHere
 	}
-	if !slices.ContainsFunc(d.unsure, func(e *endpoint) bool { return e.begun.IsZero() || last.Before(e.begun) }) {
+	if !slices.ContainsFunc(d.unsure, func(o other) bool { return o.begun.IsZero() || last.Before(o.begun) }) {
 		return
 	}
 	d.open = true
-	var some []netip.AddrPort
-	n, room := 0, controls
+	var some []other
 	for _, o := range d.others {
 		switch {
-		case o.here && d.remote, o.endpoint != nil && o.suspected:
-		case o.endpoint == nil || o.asking == 0 && (!o.silent() || !d.now.Before(o.next)):
-			n++
-			some = choose(some, o.addr, n, controls, d.jitter)
-			d.more = d.now.Add(between)
+		case o.here && d.remote, o.suspected():
 		case o.asking > 0 && d.now.Sub(o.asked) < between:
-			room--
-		default:
-			d.more = pace.Soonest(d.more, o.next)
+			return
+		case o.asking == 0 && (!o.silent() || !d.now.Before(o.next)):
+			some = append(some, o)
 		}
 	}
-	d.ask = append(d.ask, some[:min(len(some), max(0, room))]...)
-}
-
-// choose makes a random choice: of n things that come one after the other it keeps most. x is the last that has come.
-func choose[T any](kept []T, x T, n, most int, jitter func() float64) []T {
-	if len(kept) < most {
-		return append(kept, x)
+	for _, o := range draw(some, controls, d.jitter) {
+		d.ask(d.note(o.addr), d.name, d.now)
 	}
-	if at := int(jitter() * float64(n)); at < most {
-		kept[at] = x
-	}
-	return kept
 }

@@ -1,9 +1,6 @@
 // Package ejection decides which endpoints a node does without because they give it no answer, before Kubernetes says
-// that they are gone. An endpoint is judged by itself and a node by itself: see Machine.
-//
-// The package sees observations and times as values, and returns what to ask and what to leave out. It opens no
-// connection, reads no clock, and changes no rules. A refusal (a TCP reset) is an answer: a pod that refuses is the
-// business of its readiness probe.
+// that they are gone: see Machine. It sees observations and times as values, and returns what to ask and what to leave
+// out. A refusal (a TCP reset) is an answer: a pod that refuses is the business of its readiness probe.
 package ejection
 
 import (
@@ -59,29 +56,25 @@ type Ask struct {
 	// Node is the name of the Node that To or, if To is empty, the API server is asked about; empty for an endpoint.
 	Node string
 
-	about *tries // nil for what the API server is asked
-	round uint
-	by    []*group // that are decided on again when there is an answer
+	about *tries         // nil for what the API server is asked
+	by    []service.Name // that are decided on again when there is an answer
 }
 
 // Answer is what came of an Ask.
 type Answer uint8
 
-// The answers.
 const (
 	// Answered: a connect was accepted or refused, or the API server has said what it knows.
 	Answered Answer = iota
 	// Unanswered: nothing came in time, or a router said that there is no host.
 	Unanswered
-	// Unknown: it could not be asked, such as for lack of memory, because of a local rule, or because the API server is
-	// away.
+	// Unknown: it could not be asked, such as because of a local rule, or because the API server is away.
 	Unknown
 )
 
 // Facts is what the API server knows of a Node.
 type Facts struct {
-	// Addrs has the Node's addresses with the ports that nodes have: those of its kubelet and its service proxy. It is
-	// empty if there is no such Node.
+	// Addrs are where to ask it: ports that all nodes have, at its own addresses. Without any there is no such Node.
 	Addrs    []netip.AddrPort
 	PodCIDRs []netip.Prefix
 }
@@ -121,14 +114,10 @@ type Held struct {
 // Reason says why a Service port keeps endpoints that do not answer.
 type Reason string
 
-// The reasons.
 const (
-	// Half: the port does without half of its endpoints already.
-	Half Reason = "a Service port keeps half of its endpoints, and the last one, whether they answer or not"
-	// NoControl: no other endpoint of the port has answered this node, so the node may not be allowed to ask.
+	Half      Reason = "a Service port keeps half of its endpoints, and the last one, whether they answer or not"
 	NoControl Reason = "no other endpoint of the port answers this node's own connects either: it may not be allowed to " +
 		"connect"
-	// OwnNetwork: as many Nodes are silent as answer, or nothing on another node has answered.
 	OwnNetwork Reason = "as many nodes are silent as answer: this node's own network"
 )
 
@@ -139,22 +128,17 @@ type Unjudged struct {
 }
 
 // Adjustments are those of the Service ports with mode On.
-func (v Verdict) Adjustments(last service.Adjustments) service.Adjustments {
+func (v Verdict) Adjustments() (all service.Adjustments) {
 	lists := map[service.Name][]service.Adjustment{}
 	for _, l := range v.Left {
 		if l.Mode == On {
 			lists[l.Service] = append(lists[l.Service], l.Adjustment)
 		}
 	}
-	next := service.Adjustments{}
 	for name, list := range lists {
-		adjusted := service.NewAdjusted(list)
-		if have := last.At(name); have != nil && slices.Equal(*have, *adjusted) {
-			adjusted = have
-		}
-		next = next.Set(name, adjusted)
+		all = all.Set(name, service.NewAdjusted(list))
 	}
-	return next
+	return all
 }
 
 // Times and bounds.
@@ -169,29 +153,30 @@ const (
 	mostUndecided = 3 * time.Second
 	// What has not answered is asked again after a time that grows from firstAgain to mostAgain, and what has answered not
 	// for pause.
-	firstAgain, mostAgain = time.Second, 7 * time.Second
+	firstAgain, mostAgain = time.Second, 6 * time.Second
 	pause                 = 2 * time.Second
+	// settled is the time from one step to the next while there is nothing to ask.
+	settled = time.Second
 	// forgetAfter is how long an endpoint that is kept although it does not answer is asked without a new connection.
 	forgetAfter = 30 * time.Second
 	// fresh is how long an answer counts for the node that gave it, and a silence against it.
 	fresh = 15 * time.Second
 
-	// mostSuspects bounds the endpoints that are suspected, and mostFlows the connections that are told apart for each.
-	// mostListings bounds how many Services of a namespace list the same suspect; those beyond keep it.
+	// mostSuspects bounds the endpoints that are suspected. mostListings bounds how many Services of a namespace list the
+	// same suspect; those beyond keep it.
 	mostSuspects = 256
-	mostFlows    = 16
 	mostListings = 16
-	// asksRate and asksBurst bound the connects to endpoints and Nodes, and lookups those to the API server; the endpoints
-	// of dead nodes have a rate of their own. All are for a second.
-	asksRate, asksBurst     = 64, 128
-	lookupRate, lookupBurst = 8, 16
-	memberRate, memberBurst = 16, 16
-	// controls is how many other endpoints of a port are asked for comparison at a time.
+	// askTime is what a connect takes of the time for all connects, and asksBurst how many may begin at once. To ask the
+	// API server takes as much as lookupCost connects.
+	askTime    = time.Second / 64
+	asksBurst  = 128
+	lookupCost = 8
+	// controls is how many other endpoints of a port are asked for comparison in the time between.
 	controls = 3
-	// references is how many other Nodes are to have answered before one is dead, and names how many are known by name.
-	references, names = 3, 32
-	// sampleAgain is the least time from one choice of names to the next.
-	sampleAgain = 2 * time.Second
+	// references is how many other Nodes are to have answered before one is dead. names is how many are learnt by name at
+	// a time, namesOfOne those of one namespace, and sampleAgain the least time from one time to the next.
+	references, names, namesOfOne = 3, 32, 8
+	sampleAgain                   = 2 * time.Second
 	// factsFor is how long the API server's words about a Node count, and missingFor those that there is none.
 	factsFor, missingFor = 5 * time.Minute, time.Minute
 	// retryLookup is when the API server is asked again after it gave no answer.

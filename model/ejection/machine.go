@@ -35,37 +35,30 @@ type Machine struct {
 	snapshot service.Snapshot
 	// lookup says that there is an API server to ask.
 	lookup bool
-	// endpoints has what was asked lately, suspects those of them that are suspected, by address.
+	// endpoints has what was asked lately, and flows the connections without an answer at the last look, with the time
+	// when each was first seen.
 	endpoints map[netip.AddrPort]*endpoint
-	suspects  []*endpoint
+	unknown   *endpoint // stands for one that was not asked
+	flows     map[Flow]time.Time
 	nodes     map[string]*node
-	dead      map[string]bool // those of nodes
-	names     []string        // some that slices have, as of sampled
-	sampled   time.Time
-	// groups are the Services that list a suspect, or have endpoints on a dead node; dirty are those to decide on.
-	groups map[service.Name]*group
-	dirty  map[service.Name]bool
-
-	connects, lookups, members queue
-	// spoke is when a Node has answered a connect last, server when the API server has answered, and elsewhere when one of
-	// them has that is not on this node.
-	spoke, server, elsewhere time.Time
-	// away says that the API server gave no answer when it was asked last, and askServer when it may be asked again.
-	away      bool
-	askServer time.Time
-	verdict   Verdict
+	// groups are the Services that list a suspect or do without an endpoint; dirty are those to decide on.
+	groups  map[service.Name]*group
+	dirty   map[service.Name]bool
+	queue   queue
+	sampled time.Time // when names of nodes were drawn last
+	// server is when the API server has answered last. askServer is when it may be asked again; zero if it has answered.
+	server, askServer time.Time
+	verdict           Verdict
 }
 
 // endpoint is an address that was asked: that of a suspect, or of one for comparison.
 type endpoint struct {
 	addr netip.AddrPort
-	tries
-	suspected bool
-	// flows has the connections without an answer at the last look, with the time when each was first seen; unanswered is
-	// how many had waited for Patience, at most.
-	flows      map[uint32]time.Time
-	unanswered int
+	*tries
+	// lastFlow is when a look has last found a connection without an answer; zero if it is no suspect. unanswered is how
+	// many had waited for Patience, at most.
 	lastFlow   time.Time
+	unanswered int
 	// listings are the Services that list the suspect, each with the node where its slices place it.
 	listings []listing
 }
@@ -74,6 +67,8 @@ type listing struct {
 	*group
 	node string
 }
+
+func (e *endpoint) suspected() bool { return !e.lastFlow.IsZero() }
 
 // confirmed says that a client's connection had no answer, and those of the node's own neither.
 func (e *endpoint) confirmed() bool { return e.unanswered > 0 && e.failed >= enough }
@@ -96,19 +91,29 @@ func (e *endpoint) left() bool {
 // returns a number from 0 to 1, not included.
 func New(mode func(*service.Service) Mode, lookup bool, jitter func() float64) *Machine {
 	return &Machine{
-		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{}, nodes: map[string]*node{},
-		dead: map[string]bool{}, groups: map[service.Name]*group{}, dirty: map[service.Name]bool{},
-		connects: newQueue(asksRate, asksBurst), lookups: newQueue(lookupRate, lookupBurst),
-		members: newQueue(memberRate, memberBurst),
+		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{},
+		unknown: &endpoint{tries: &tries{}}, nodes: map[string]*node{}, groups: map[service.Name]*group{},
+		dirty: map[service.Name]bool{}, queue: queue{last: map[string]int{}},
 	}
 }
 
 // Idle says that nothing is suspected or left out: no call but Looked and See matters.
-func (m *Machine) Idle() bool { return len(m.suspects)+len(m.groups)+len(m.dirty) == 0 }
+func (m *Machine) Idle() bool { return len(m.groups)+len(m.dirty)+len(m.suspects()) == 0 }
 
 // Waiting says that another look soon tells whether a suspect's connections have waited for Patience.
 func (m *Machine) Waiting() bool {
-	return slices.ContainsFunc(m.suspects, func(e *endpoint) bool { return !e.confirmed() })
+	return slices.ContainsFunc(m.suspects(), func(e *endpoint) bool { return !e.confirmed() })
+}
+
+// suspects are the endpoints that are suspected, by address.
+func (m *Machine) suspects() (list []*endpoint) {
+	for _, e := range m.endpoints {
+		if e.suspected() {
+			list = append(list, e)
+		}
+	}
+	slices.SortFunc(list, func(a, b *endpoint) int { return a.addr.Compare(b.addr) })
+	return list
 }
 
 // See gives the machine the Services as they are now.
@@ -156,174 +161,114 @@ func lists(s *service.Service, matters func(*service.Endpoint) bool) bool {
 
 // Looked tells of all connections that have no answer at a moment.
 func (m *Machine) Looked(now time.Time, flows []Flow) {
-	seen, fresh := map[netip.AddrPort]map[uint32]time.Time{}, map[netip.AddrPort]bool{}
+	seen, waited := map[Flow]time.Time{}, map[*endpoint]int{}
+	var fresh []netip.AddrPort
 	for _, f := range flows {
 		e := m.note(f.To)
-		if !e.suspected {
+		if !e.suspected() {
 			if now.Before(e.answered.Add(pause)) {
 				continue
 			}
-			fresh[f.To] = true
+			e.tries, fresh = e.anew(), append(fresh, f.To)
 		}
-		if seen[f.To] == nil {
-			seen[f.To] = map[uint32]time.Time{}
+		first := m.flows[f]
+		if e.lastFlow = now; first.IsZero() || first.Before(e.answered) {
+			first = now
 		}
-		if first, old := e.flows[f.ID]; old {
-			seen[f.To][f.ID] = first
-		} else if len(seen[f.To]) < mostFlows {
-			seen[f.To][f.ID] = now
+		if seen[f] = first; now.Sub(first) >= Patience {
+			waited[e]++
 		}
 	}
-	if len(fresh) > 0 {
-		m.suspect(now, fresh)
+	if m.flows = seen; len(fresh) > 0 {
+		slices.SortFunc(fresh, netip.AddrPort.Compare)
+		m.touch(func(e *service.Endpoint) bool {
+			_, is := slices.BinarySearchFunc(fresh, e.Addr, netip.AddrPort.Compare)
+			return is
+		})
 	}
-	for _, e := range slices.Clone(m.suspects) {
-		m.lookedAt(now, e, seen[e.addr])
+	for _, e := range m.suspects() {
+		m.lookedAt(now, e, waited[e])
 	}
-	m.decide(now)
-	m.bound(now)
-	m.forgetOld(now)
+	m.forget(now)
 }
 
 // note returns what is known of an address.
 func (m *Machine) note(addr netip.AddrPort) *endpoint {
 	e := m.endpoints[addr]
 	if e == nil {
-		e = &endpoint{addr: addr}
+		e = &endpoint{addr: addr, tries: &tries{}}
 		m.endpoints[addr] = e
 	}
 	return e
 }
 
-// few is how many addresses are found faster without a map.
-const few = 4
-
-// suspect makes suspects of addresses.
-func (m *Machine) suspect(now time.Time, fresh map[netip.AddrPort]bool) {
-	for addr := range fresh {
-		e := m.note(addr)
-		e.suspected, e.flows, e.unanswered, e.lastFlow = true, nil, 0, now
-		e.anew()
-		m.suspects = append(m.suspects, e)
-	}
-	slices.SortFunc(m.suspects, func(a, b *endpoint) int { return a.addr.Compare(b.addr) })
-	matters := func(e *service.Endpoint) bool { return fresh[e.Addr] }
-	if len(fresh) <= few { // Then to compare them is faster.
-		list := slices.Collect(maps.Keys(fresh))
-		matters = func(e *service.Endpoint) bool { return slices.Contains(list, e.Addr) }
-	}
-	m.touch(matters)
-}
-
-// lookedAt takes the connections to a suspect that have no answer.
-func (m *Machine) lookedAt(now time.Time, e *endpoint, flows map[uint32]time.Time) {
-	was, waited := e.confirmed(), 0
-	for _, first := range flows {
-		if now.Sub(first) >= Patience {
-			waited++
-		}
-	}
-	e.unanswered = max(e.unanswered, waited)
-	if e.flows = flows; was != e.confirmed() {
+// lookedAt takes how many connections to a suspect have waited for Patience.
+func (m *Machine) lookedAt(now time.Time, e *endpoint, waited int) {
+	was := e.confirmed()
+	if e.unanswered = max(e.unanswered, waited); was != e.confirmed() {
 		for _, l := range e.listings {
 			m.dirty[l.name] = true
 		}
 	}
-	switch {
-	case len(flows) > 0:
-		e.lastFlow = now
-	case e.confirmed() && (e.left() || now.Sub(e.lastFlow) < forgetAfter):
-	case !e.confirmed() && (e.asking > 0 || e.unanswered > 0):
-		// The answer to the node's own connect decides.
-	default:
+	nothing := e.unanswered == 0 && e.asking == 0 && e.lastFlow.Before(now)
+	if nothing || now.Sub(e.lastFlow) >= forgetAfter && !e.left() {
 		m.clear(e)
 	}
 }
 
-// clear ends a suspicion.
+// clear ends a suspicion, and forgets the tries that failed.
 func (m *Machine) clear(e *endpoint) {
-	is := func(o *endpoint) bool { return o == e }
 	for _, l := range e.listings {
 		m.dirty[l.name] = true
-		l.suspects = slices.DeleteFunc(l.suspects, is)
+		l.suspects = slices.DeleteFunc(l.suspects, func(o *endpoint) bool { return o == e })
 	}
-	e.suspected, e.flows, e.unanswered, e.listings = false, nil, 0, nil
-	e.anew()
-	m.suspects = slices.DeleteFunc(m.suspects, is)
+	*e = endpoint{addr: e.addr, tries: e.anew()}
 }
 
-// bound clears suspects until there are no more than mostSuspects: those of the namespaces that have most.
-func (m *Machine) bound(now time.Time) {
-	if len(m.suspects) <= mostSuspects {
-		return
-	}
-	var list []wish
-	for _, e := range m.suspects {
-		w := e.wish(e.begun)
-		if e.begun.IsZero() {
-			w.at = now // Those that were asked go first.
-		}
-		list = append(list, w)
-	}
-	(&queue{}).order(list)
-	for _, w := range list[mostSuspects:] {
-		m.clear(m.endpoints[w.To[0]])
-	}
-}
-
-// forgetOld forgets what counts no more. Those that have answered although their node is dead count as long as it is.
-func (m *Machine) forgetOld(now time.Time) {
-	maps.DeleteFunc(m.endpoints, func(addr netip.AddrPort, e *endpoint) bool {
-		return !e.suspected && e.asking == 0 && now.Sub(e.asked) > fresh &&
-			(now.Sub(e.answered) > fresh && len(m.dead) == 0 || e.answered.IsZero())
-	})
+// forget forgets what counts no more. Those that have answered although their node is dead count as long as it is.
+func (m *Machine) forget(now time.Time) {
+	dead := false
 	maps.DeleteFunc(m.nodes, func(_ string, n *node) bool {
-		return !n.isDead() && !n.looking && n.asking == 0 && now.Sub(n.wanted) > factsFor
+		dead = dead || n.isDead()
+		return !n.looking && n.asking == 0 && now.Sub(n.wanted) > factsFor
+	})
+	maps.DeleteFunc(m.endpoints, func(_ netip.AddrPort, e *endpoint) bool {
+		return !e.suspected() && e.asking == 0 && now.Sub(e.asked) > fresh &&
+			(e.answered.IsZero() || !dead && now.Sub(e.answered) > fresh)
 	})
 }
 
 // Answered tells what came of an Ask. facts matters only if the API server was asked.
 func (m *Machine) Answered(now time.Time, a Ask, answer Answer, facts Facts) {
-	if a.about == nil {
-		m.lookedUp(now, a.Node, answer, facts)
-		return
-	}
-	for _, g := range a.by {
-		m.dirty[g.name] = true
-	}
-	if answer != Answered {
-		most := mostAgain
-		if a.Node != "" {
-			most = againNode
+	back := answer == Answered && a.about != nil && a.about.failed >= enough
+	for _, name := range a.by {
+		m.dirty[name] = true
+		if g := m.groups[name]; back && g != nil {
+			g.again() // What forbade the node to connect may have ended.
 		}
-		a.about.fail(now, answer, a.round, most, m.jitter)
-		return
 	}
-	silent := a.about.failed >= enough
-	a.about.answer(now)
 	switch n := m.nodes[a.Node]; {
+	case len(a.To) == 0:
+		m.lookedUp(now, n, answer, facts)
+	case answer != Answered && a.Node == "":
+		a.about.fail(now, answer, mostAgain, m.jitter)
+	case answer != Answered:
+		a.about.fail(now, answer, againNode, m.jitter)
+	case a.Node == "":
+		m.endpointAnswered(now, m.note(a.To[0]))
 	case n != nil:
-		n.spoke, m.spoke, m.elsewhere = now, now, now
-		if m.alive(now, n, pauseNode); silent {
+		n.answered = now
+		if m.alive(now, n, pauseNode); back {
 			m.allAgain()
 		}
-	case a.Node == "":
-		if silent { // What forbade the node to connect may have ended.
-			for _, g := range a.by {
-				g.again()
-			}
-		}
-		m.endpointAnswered(now, a.To[0])
 	}
 }
 
-func (m *Machine) endpointAnswered(now time.Time, addr netip.AddrPort) {
-	if e := m.endpoints[addr]; e != nil && e.suspected {
-		m.clear(e)
-	}
+func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
+	e.answered = now
+	m.clear(e)
 	for _, n := range m.nodes {
-		if !n.begun.IsZero() && n.facts.has(addr.Addr()) { // by the API server's words
-			n.answer(now)
+		if !n.begun.IsZero() && n.facts.has(e.addr.Addr()) { // by the API server's words
 			m.alive(now, n, pauseFiltered)
 		}
 	}
@@ -338,7 +283,7 @@ func (m *Machine) allAgain() {
 	}
 	for _, n := range m.nodes {
 		if n.failed > 0 && !n.isDead() {
-			n.anew()
+			n.tries = n.anew()
 		}
 	}
 }

@@ -3,6 +3,7 @@ package ejection_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -243,6 +244,23 @@ func TestListedByOthers(t *testing.T) {
 	w.within(10*time.Second, "back", w.traffic("shop/web"), func() bool { return len(w.left()) == 0 })
 }
 
+// Row 6: while one endpoint among many Services is silent, steps decide on its Service only.
+func TestStepVisits(t *testing.T) {
+	w := newWorld(t)
+	for i := range 300 {
+		w.service(fmt.Sprintf("ns-%d/s%d", i%10, i), "own", "a", "b", "c")
+	}
+	s := w.builder.Snapshot().Services.At("ns-7/s7")
+	w.lose(s, 1, true)
+	w.within(4*time.Second, "left out", w.traffic("ns-7/s7", "ns-8/s8"), func() bool { return len(w.left()) == 1 })
+	w.decided = map[service.Name]bool{}
+	w.run(time.Minute, w.traffic("ns-7/s7", "ns-8/s8"))
+	w.wantLeft("ns-7/s7:web " + endpoint(s, 1).String())
+	if delete(w.decided, "ns-7/s7"); len(w.decided) > 0 {
+		t.Errorf("decided on %v, too", w.decided)
+	}
+}
+
 // Row 7: five of thirty endpoints are on the node that dies, whatever is asked for comparison meanwhile.
 func TestManyOfOnePort(t *testing.T) {
 	for seed := range 50 {
@@ -421,6 +439,32 @@ func TestChangedSlice(t *testing.T) {
 		e.Share == service.NoShare {
 		t.Errorf("the endpoint is %+v", e)
 	}
+}
+
+// A look finds connections to an endpoint before the snapshot has it. It is left out as soon as others. To an address
+// that no Service has, nothing is asked.
+func TestLookBeforeSnapshot(t *testing.T) {
+	w := newWorld(t)
+	s := w.service("shop/web", "own", "a", "b", "c").Clone()
+	w.run(1900*time.Millisecond, func(int) {})
+	stray := netip.MustParseAddrPort("203.0.113.4:8080")
+	w.run(5*time.Second, func(int) { w.connectTo(stray, "client") })
+	if w.asks > 0 {
+		t.Errorf("%d connects to an address of no Service", w.asks)
+	}
+	w.flows = nil
+	w.run(2*time.Second-w.now.Sub(w.looked), func(int) {})
+	s.Ports[0].Endpoints = service.MergeEndpoints(append(slices.Collect(s.Ports[0].Endpoints.All()),
+		service.Endpoint{Addr: stray, Node: "a", Ready: true, Serving: true}))
+	for w.now.Sub(w.looked) < time.Second-tick {
+		w.run(tick, func(int) {})
+	}
+	w.within(3*time.Second, "left out", func(i int) {
+		if w.set(s); i == 0 {
+			w.connectTo(stray, "client")
+		}
+		w.traffic("shop/web")(i)
+	}, func() bool { return len(w.left()) == 1 })
 }
 
 // An answer that comes late says nothing about what was asked since.

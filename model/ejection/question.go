@@ -3,16 +3,17 @@ package ejection
 import (
 	"cmp"
 	"maps"
-	"math"
 	"net/netip"
 	"slices"
 	"time"
+
+	"nftproxy/model/pace"
+	"nftproxy/model/service"
 )
 
-// tries are the tries to hear from an endpoint or a Node since it last answered.
+// tries are the tries to hear from an endpoint or a Node since it last answered. Those under way when it answers keep
+// the old ones, so that what comes of them says nothing about now.
 type tries struct {
-	// round is that of these tries: what comes of earlier ones says nothing about now.
-	round uint
 	// begun is when the first one began, asked when the last one did.
 	begun, asked   time.Time
 	failed, asking int
@@ -27,6 +28,9 @@ func (t *tries) silent() bool { return t.failed+t.asking >= enough }
 // waits says that nothing is to be asked before what is under way has ended.
 func (t *tries) waits() bool { return t.asking > 0 && t.silent() }
 
+// due says that it is time for another try.
+func (t *tries) due(now time.Time) bool { return !t.waits() && !now.Before(t.next) }
+
 func (t *tries) begin(now time.Time) {
 	if t.begun.IsZero() {
 		t.begun = now
@@ -35,16 +39,8 @@ func (t *tries) begin(now time.Time) {
 	t.asking++
 }
 
-func (t *tries) answer(now time.Time) {
-	t.answered = now
-	t.anew()
-}
-
 // fail takes note of a try without an answer. most is the longest time to the next one.
-func (t *tries) fail(now time.Time, a Answer, round uint, most time.Duration, jitter func() float64) {
-	if round != t.round {
-		return
-	}
+func (t *tries) fail(now time.Time, a Answer, most time.Duration, jitter func() float64) {
 	t.asking--
 	if a == Unknown {
 		t.next = now.Add(firstAgain)
@@ -56,81 +52,80 @@ func (t *tries) fail(now time.Time, a Answer, round uint, most time.Duration, ji
 	}
 }
 
-// anew forgets the tries that failed.
-func (t *tries) anew() {
-	*t = tries{round: t.round + 1, asked: t.asked, answered: t.answered, next: t.answered.Add(pause)}
+// anew returns tries that none has failed of.
+func (t *tries) anew() *tries {
+	return &tries{asked: t.asked, answered: t.answered, next: t.answered.Add(pause)}
 }
 
-// wish is an ask on behalf of namespaces, of which one pays for it.
+// wish is an ask on behalf of Services, of which one's namespace pays for it.
 type wish struct {
 	Ask
-	namespaces []string
-	at         time.Time // when it was due
-	turn       float64
-	payer      string
+	at    time.Time // when it was due
+	turn  int
+	payer string
 }
 
-// wish is to ask an endpoint on behalf of those that list it.
+// wish is to ask an endpoint on behalf of the Services that list it.
 func (e *endpoint) wish(at time.Time) wish {
-	w := wish{Ask: Ask{To: []netip.AddrPort{e.addr}, about: &e.tries, round: e.round}, at: at}
+	w := wish{Ask: Ask{To: []netip.AddrPort{e.addr}, about: e.tries}, at: at}
 	for _, l := range e.listings {
-		w.add(l.group)
+		w.by = append(w.by, l.name)
 	}
 	return w
-}
-
-func (w *wish) add(g *group) {
-	w.by, w.namespaces = append(w.by, g), append(w.namespaces, g.namespace)
 }
 
 // queue shares a rate of asks among namespaces: the first of each goes before the second of any, also over time. So a
 // namespace's crowd delays itself.
 type queue struct {
-	rate, burst float64
-	room        float64
-	at          time.Time
+	// paid is until when what was asked has used the rate up.
+	paid time.Time
 	// turn is the number of the turn that is served, and last has the turn in which each namespace was served last, if
 	// later.
-	turn float64
-	last map[string]float64
-}
-
-func newQueue(rate, burst float64) queue {
-	return queue{rate: rate, burst: burst, last: map[string]float64{}}
+	turn int
+	last map[string]int
 }
 
 // order sorts the wishes by their turns.
 func (q *queue) order(wishes []wish) {
 	slices.SortStableFunc(wishes, func(a, b wish) int { return a.at.Compare(b.at) })
-	used := map[string]float64{}
+	last := map[string]int{}
+	maps.Copy(last, q.last)
+	after := func(namespace string) int { return max(q.turn, last[namespace]) + 1 }
 	for i := range wishes {
 		w := &wishes[i]
-		w.turn = math.Inf(1)
-		for _, n := range w.namespaces {
-			if after := max(q.turn, q.last[n], used[n]) + 1; after < w.turn {
-				w.turn, w.payer = after, n
+		for j, name := range w.by {
+			if n := namespaceOf(name); j == 0 || after(n) < after(w.payer) {
+				w.payer = n
 			}
 		}
-		used[w.payer] = w.turn
+		w.turn = after(w.payer)
+		last[w.payer] = w.turn
 	}
 	slices.SortStableFunc(wishes, func(a, b wish) int { return cmp.Compare(a.turn, b.turn) })
 }
 
-// serve returns the wishes that there is room for, and when there is room for more; zero if none is left.
-func (q *queue) serve(now time.Time, wishes []wish) (asks []Ask, next time.Time) {
-	q.room = min(q.burst, q.room+now.Sub(q.at).Seconds()*q.rate)
-	q.at = now
+// serve returns the wishes that there is room for.
+func (q *queue) serve(now time.Time, wishes []wish) (asks []Ask) {
+	q.paid = pace.Later(q.paid, now)
 	q.order(wishes)
 	for _, w := range wishes {
-		if q.room < 1 {
-			next = now.Add(time.Duration((1 - q.room) / q.rate * float64(time.Second)))
+		if q.paid.Sub(now) > asksBurst*askTime {
 			break
 		}
-		q.room -= float64(max(1, len(w.To)))
+		cost := len(w.To)
+		if cost == 0 {
+			cost = lookupCost
+		}
+		q.paid = q.paid.Add(time.Duration(cost) * askTime)
 		q.turn = max(q.turn, w.turn-1)
 		q.last[w.payer] = w.turn
 		asks = append(asks, w.Ask)
 	}
-	maps.DeleteFunc(q.last, func(_ string, turn float64) bool { return turn <= q.turn })
-	return asks, next
+	maps.DeleteFunc(q.last, func(_ string, turn int) bool { return turn <= q.turn })
+	return asks
+}
+
+func namespaceOf(name service.Name) string {
+	namespace, _ := name.Split()
+	return namespace
 }

@@ -23,6 +23,7 @@ type world struct {
 	builder *service.Builder
 	machine *ejection.Machine
 	modes   map[service.Name]ejection.Mode
+	decided map[service.Name]bool // if not nil: the Services that the machine has decided on
 	// nodes are the Nodes that the API server knows, places says where an address really is, whatever slices say.
 	nodes  map[string]ejection.Facts
 	places map[netip.Addr]string
@@ -77,7 +78,12 @@ func newWorld(t testing.TB) *world {
 	w.builder = service.NewBuilder(service.Node{Name: "own", Zone: "z1",
 		APIServers: []netip.Addr{netip.MustParseAddr("192.168.9.9")},
 		PodCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
-	w.machine = ejection.New(func(s *service.Service) ejection.Mode { return w.modes[s.Name] }, true, rng.Float64)
+	w.machine = ejection.New(func(s *service.Service) ejection.Mode {
+		if w.decided != nil {
+			w.decided[s.Name] = true
+		}
+		return w.modes[s.Name]
+	}, true, rng.Float64)
 	for i, name := range []string{"own", "a", "b", "c", "d", "e"} {
 		w.node(name, i)
 	}
@@ -217,7 +223,7 @@ func (w *world) step() {
 	if slices.Equal(before, w.verdict.Left) {
 		return
 	}
-	w.builder.SetAdjustments(w.verdict.Adjustments(w.builder.Snapshot().Adjustments))
+	w.builder.SetAdjustments(w.verdict.Adjustments())
 	out := map[netip.AddrPort]bool{}
 	for _, l := range w.verdict.Left {
 		out[l.Addr] = l.Mode == ejection.On

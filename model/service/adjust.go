@@ -80,7 +80,8 @@ type PortEndpoint struct {
 // At names one of the port's endpoints.
 func (p *Port) At(addr netip.AddrPort) PortEndpoint { return PortEndpoint{p.Protocol, p.Port, addr} }
 
-func (e PortEndpoint) compare(o PortEndpoint) int {
+// Compare orders them by protocol, port and address.
+func (e PortEndpoint) Compare(o PortEndpoint) int {
 	return cmp.Or(cmp.Compare(e.Protocol, o.Protocol), cmp.Compare(e.Port, o.Port), e.Addr.Compare(o.Addr))
 }
 
@@ -118,7 +119,7 @@ func NewAdjusted(list []Adjustment) *Adjusted {
 	if len(list) == 0 {
 		return nil
 	}
-	order := func(a, b Adjustment) int { return a.compare(b.PortEndpoint) }
+	order := func(a, b Adjustment) int { return a.Compare(b.PortEndpoint) }
 	slices.SortStableFunc(list, order)
 	sorted := Adjusted(slices.CompactFunc(list, func(a, b Adjustment) bool { return order(a, b) == 0 }))
 	return &sorted
@@ -129,7 +130,7 @@ func (a *Adjusted) from(e PortEndpoint) []Adjustment {
 	if a == nil {
 		return nil
 	}
-	i, _ := slices.BinarySearchFunc(*a, e, func(at Adjustment, e PortEndpoint) int { return at.compare(e) })
+	i, _ := slices.BinarySearchFunc(*a, e, func(at Adjustment, e PortEndpoint) int { return at.Compare(e) })
 	return (*a)[i:]
 }
 
