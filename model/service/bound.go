@@ -86,7 +86,8 @@ func (l *LeftOut) slots() string {
 //
 // The cost does not depend on the node. Each port costs one element for each address
 // and node port, and its endpoints of the family. The endpoints count twice for
-// external traffic with policy Local, which takes two lists.
+// external traffic with policy Local, which takes two lists. Behind source ranges each port costs one more for each pair
+// of load balancer's addresses of a family (Firewall.Itself).
 func (s *Service) bounded(limit int) (*Service, *LeftOut) {
 	if !s.asksForSlots() {
 		return s.boundedBy(limit, (*Port).endpoints)
@@ -110,7 +111,7 @@ func (s *Service) boundedBy(limit int, size func(*Port, ip.Family) int) (*Servic
 	}
 	// Two for the node ports of both families, and one for each whole cluster IP.
 	ways := 2 + len(s.ClusterIPs) + len(s.LoadBalancerIPs) + len(s.ExternalIPs)
-	if most*ways+len(s.ClusterIPs) <= limit && len(s.Ports)*ways+len(s.ClusterIPs) <= maxClaims {
+	if most*ways+len(s.ClusterIPs)+s.pairs() <= limit && len(s.Ports)*ways+len(s.ClusterIPs) <= maxClaims {
 		return s, nil
 	}
 	b := budget{left: limit - len(s.ClusterIPs), claims: maxClaims - len(s.ClusterIPs), service: s, size: size}
@@ -125,8 +126,8 @@ func (s *Service) boundedBy(limit int, size func(*Port, ip.Family) int) (*Servic
 		}
 	}
 	b.priceAddresses(served.Ports)
-	served.LoadBalancerIPs = b.addresses(s.LoadBalancerIPs, s.ClusterIPs)
-	served.ExternalIPs = b.addresses(s.ExternalIPs, slices.Concat(s.ClusterIPs, served.LoadBalancerIPs))
+	served.LoadBalancerIPs = b.addresses(s.LoadBalancerIPs, s.ClusterIPs, s.Sources)
+	served.ExternalIPs = b.addresses(s.ExternalIPs, slices.Concat(s.ClusterIPs, served.LoadBalancerIPs), nil)
 	out.LoadBalancerIPs = len(s.LoadBalancerIPs) - len(served.LoadBalancerIPs)
 	out.ExternalIPs = len(s.ExternalIPs) - len(served.ExternalIPs)
 	if !b.exhausted {
@@ -142,7 +143,7 @@ func (s *Service) boundedBy(limit int, size func(*Port, ip.Family) int) (*Servic
 // endpoints. The service makes claims for this part. All of bounded is in it.
 func (s *Service) claimable(limit int) *Service {
 	if n := len(s.ClusterIPs) + len(s.Ports)*(2+len(s.ClusterIPs)+len(s.LoadBalancerIPs)+
-		len(s.ExternalIPs)); n <= min(limit, maxClaims) {
+		len(s.ExternalIPs)); n <= maxClaims && n+s.pairs() <= limit {
 		return s
 	}
 	bare := *s
@@ -164,8 +165,9 @@ type budget struct {
 	// exhausted says that something did not fit, tooManyClaims that it did not fit
 	// maxClaims.
 	exhausted, tooManyClaims bool
-	// external is the cost of an external address.
+	// external is the cost of an external address, with so many ports.
 	external ip.PerFamily[int]
+	served   int
 }
 
 // spend takes a number of elements and claims from the budget. It returns false if
@@ -216,6 +218,7 @@ func (b *budget) externalCost(p *Port, family ip.Family) int {
 
 // priceAddresses sums up the cost of one external address with these ports.
 func (b *budget) priceAddresses(ports []Port) {
+	b.served = len(ports)
 	for i := range ports {
 		for _, family := range ip.Families() {
 			*b.external.Of(family) += b.externalCost(&ports[i], family)
@@ -223,10 +226,11 @@ func (b *budget) priceAddresses(ports []Port) {
 	}
 }
 
-// addresses spends the cost of the addresses and returns those that fit. An address
-// that is also among others costs nothing.
-func (b *budget) addresses(list, others []netip.Addr) []netip.Addr {
+// addresses spends the cost of the addresses, which are behind source ranges, and returns those that fit. An address
+// that is also among others costs nothing but its pairs.
+func (b *budget) addresses(list, others []netip.Addr, sources *Sources) []netip.Addr {
 	counted := make(map[netip.Addr]bool, len(others))
+	var before ip.PerFamily[int]
 	for _, a := range others {
 		counted[a] = true
 	}
@@ -235,11 +239,33 @@ func (b *budget) addresses(list, others []netip.Addr) []netip.Addr {
 		if counted[a] || !b.service.InFamily(ip.Of(a)) {
 			cost, claims = 0, 0
 		}
+		if _, all := sources.Of(ip.Of(a)); !all && b.service.InFamily(ip.Of(a)) {
+			n := before.Of(ip.Of(a))
+			cost += b.served * (2**n + 1)
+			*n++
+		}
 		if !b.spend(cost, claims) {
 			return list[:i:i]
 		}
 	}
 	return list
+}
+
+// pairs is how many elements the service needs, at most, so that its load balancer's addresses may reach each other.
+func (s *Service) pairs() int {
+	n := 0
+	for _, family := range ip.Families() {
+		if _, all := s.Sources.Of(family); !all && s.InFamily(family) {
+			in := 0
+			for _, a := range s.LoadBalancerIPs {
+				if family.Has(a) {
+					in++
+				}
+			}
+			n += in * in
+		}
+	}
+	return n * len(s.Ports)
 }
 
 // endpoints counts the endpoints of one family in all states. IPv4 sorts first.

@@ -37,6 +37,13 @@ func elements(s *service.Service) int {
 				lists = 2
 			}
 			n++
+			if f := s.Firewall(); f.Restricts(service.Claim{Addr: a, Protocol: p.Protocol, Port: 1}) {
+				for _, from := range f.Addresses {
+					if from.Is6() == a.Is6() {
+						n++
+					}
+				}
+			}
 			for e := range p.Endpoints.All() {
 				if e.Addr.Addr().Is6() == a.Is6() {
 					n += lists
@@ -187,6 +194,31 @@ func TestAmplification(t *testing.T) {
 	b = service.NewBuilder(gen.PlainNode())
 	if n := allocations(func() { b.Set(huge); b.Snapshot(); b.Delete(huge.Name) }); n > 100_000 {
 		t.Errorf("%.0f allocations", n)
+	}
+}
+
+// TestBoundOfPairs: load balancer's addresses that source ranges restrict may reach each other, which costs an element for
+// each two of them. The bound holds for these, too, also in front of another service's ports.
+func TestBoundOfPairs(t *testing.T) {
+	b := service.NewBuilder(gen.PlainNode())
+	b.Set(sharing("older", 1, 2000, 1, false))
+	b.Set(sharing("younger", 2, 2000, 1, true))
+	snapshot := b.Snapshot()
+	served, left := snapshot.Services.At("tenant/younger"), snapshot.LeftOut.At("tenant/younger")
+	if n := elements(served); n > service.DefaultMaxElements || len(served.LoadBalancerIPs) != 511 {
+		t.Errorf("%d elements for %d addresses", n, len(served.LoadBalancerIPs))
+	}
+	if left == nil || left.String() != "left out: 1489 load balancer addresses: the service would take more than 262144 "+
+		"elements" {
+		t.Errorf("left out: %v", left)
+	}
+	restrictions := slices.Collect(snapshot.Restrictions.At("tenant/older").All())
+	if len(restrictions) == 0 || len(restrictions) != len(restrictions[0].Firewall.Addresses) ||
+		len(restrictions) > 512 {
+		t.Errorf("%d restrictions", len(restrictions))
+	}
+	if got := snapshot.Services.At("tenant/older"); len(got.LoadBalancerIPs) != 2000 {
+		t.Errorf("without ranges: %d addresses", len(got.LoadBalancerIPs))
 	}
 }
 

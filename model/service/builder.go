@@ -114,8 +114,12 @@ func (b *Builder) Node() *Node { return b.snapshot.Node }
 
 // SetNode replaces the node.
 func (b *Builder) SetNode(node Node) {
-	if !b.snapshot.Node.equal(&node) {
-		b.snapshot.Node = &node
+	have := b.snapshot.Node
+	if have.equal(&node) {
+		return
+	}
+	b.snapshot.Node = &node
+	if !slices.Equal(have.Addresses, node.Addresses) {
 		b.claims.touchFronts()
 	}
 }

@@ -38,7 +38,7 @@ type claimant struct {
 // claimant makes a claimant of the service, which was another one before, or nil.
 func (s *Service) claimant(before *claimant, limit int) *claimant {
 	by := &claimant{service: s, asks: s.claimable(limit)}
-	if f := s.Firewall(); f.Sources != nil && len(f.Addresses) > 0 {
+	if f := by.asks.Firewall(); f.Sources != nil && len(f.Addresses) > 0 {
 		if by.firewall = &f; before != nil && before.firewall != nil && before.firewall.equal(f) {
 			by.firewall = before.firewall
 		}

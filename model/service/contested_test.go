@@ -227,6 +227,7 @@ func TestEqualFirewallKeepsRestrictions(t *testing.T) {
 func BenchmarkSharedFirewall(b *testing.B) {
 	for _, n := range []int{800, 8000} {
 		builder := service.NewBuilder(gen.PlainNode())
+		builder.SetMaxElements(1 << 30)
 		builder.Set(sharing("older", 1, n, 1, false))
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for i := 0; b.Loop(); i++ {

@@ -120,7 +120,7 @@ func (s *Service) elements(size func(*Port, ip.Family) int) int {
 			*each.Of(f) += 1 + lists*size(&s.Ports[i], f)
 		}
 	}
-	sum := len(s.ClusterIPs)
+	sum := len(s.ClusterIPs) + s.pairs()
 	for _, addrs := range [][]netip.Addr{s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs} {
 		for _, a := range addrs {
 			sum += *each.Of(ip.Of(a))

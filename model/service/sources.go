@@ -154,8 +154,10 @@ func (s *Service) FirewallAt(c Claim, others *Restrictions) (f Firewall, by Name
 	if own := s.Firewall(); own.Restricts(c) {
 		return own, s.Name, true
 	}
+	// Each of the service's addresses is external but cluster IPs, of which there are two at most, and a load balancer's,
+	// which have the annotation's ranges already. So thousands of external IPs are not searched for each of them.
 	_, all := s.Options.SourceRanges.Of(ip.Of(c.Addr))
-	if !all && c.Protocol != 0 && (c.Addr.IsUnspecified() || slices.Contains(s.ExternalIPs, c.Addr)) {
+	if !all && c.Protocol != 0 && (!slices.Contains(s.ClusterIPs, c.Addr) || slices.Contains(s.ExternalIPs, c.Addr)) {
 		return Firewall{Sources: s.Options.SourceRanges}, s.Name, true
 	}
 	other, found := others.On(c)

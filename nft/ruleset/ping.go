@@ -56,7 +56,7 @@ func (c *serviceCompiler) addPing(a netip.Addr, restricted bool, l endpointLists
 	if policy == service.Local {
 		targets = l.local
 	}
-	if targets.Len() > 0 && !slices.Contains(c.pings, a) {
+	if targets.Len() > 0 {
 		c.pings = append(c.pings, a)
 	}
 }

@@ -59,7 +59,8 @@ func (c *serviceCompiler) compile() compiledService {
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
 	}
-	compiled.wanted, compiled.pings = c.wanted, c.pings
+	slices.SortFunc(c.pings, netip.Addr.Compare) // several ports may have noted an address
+	compiled.wanted, compiled.pings = c.wanted, slices.Compact(c.pings)
 	compiled.part = nft.NewPart(c.elements, c.pools)
 	return compiled
 }
