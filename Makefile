@@ -144,7 +144,7 @@ bench-node: build ## measure what a node pays beside kube-proxy: CPU of changes,
 	$(GO) run ./bench show $(or $(OUT),docs/bench/node)/report.json >$(or $(OUT),docs/bench/node)/tables.txt
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
-	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
+	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/snapshots ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
 
 CHANGES ?= 1000000
 

@@ -62,6 +62,36 @@ func TestLayers(t *testing.T) {
 	}
 }
 
+// TestArrowsInModel: packages of the model that ARCHITECTURE.md joins by arrows import only what stands before them.
+func TestArrowsInModel(t *testing.T) {
+	_, arrows, _ := strings.Cut(section(t, "ARCHITECTURE.md", "## The layers"), "with the bounds: ")
+	arrows, _, _ = strings.Cut(arrows, ".")
+	levels := map[string]int{}
+	for level, names := range strings.Split(arrows, " <- ") {
+		for name := range strings.SplitSeq(names, ", ") {
+			levels["model/"+strings.Trim(name, "`")] = level
+		}
+	}
+	imports := 0
+	for file, parsed := range goFiles(t, parser.ImportsOnly) {
+		from, arranged := levels[path.Dir(file)]
+		if !arranged || strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, p := range importPaths(parsed) {
+			if to, is := levels[strings.TrimPrefix(p, "nftproxy/")]; is {
+				imports++
+				if to >= from {
+					t.Errorf("%s imports %s, which does not stand before it", file, p)
+				}
+			}
+		}
+	}
+	if len(levels) < 4 || imports < 5 {
+		t.Fatalf("%d packages and %d imports: nothing was tested", len(levels), imports)
+	}
+}
+
 // TestPackages: each package has a row in the table of packages, each row has its
 // package, and the files of a package use just what its row says.
 func TestPackages(t *testing.T) {

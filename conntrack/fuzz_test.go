@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nfnetlink"
 	"nftproxy/test/check"
 )
@@ -47,7 +48,7 @@ func FuzzAnswers(f *testing.F) {
 	stats.Uint32(ctaStatsEntries, 5).Uint32(ctaStatsMaxEntries, 7)
 	f.Add(appendAnswer(nil, unix.NFNL_SUBSYS_CTNETLINK<<8|ctStats, stats.B))
 	index := NewIndex(Options{})
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	b.Set(&service.Service{
 		Name: "ns/svc", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 		Ports: []service.Port{{Protocol: service.UDP, Port: 80,

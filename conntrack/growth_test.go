@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -55,7 +56,7 @@ func manyPorts(name string, created int64, n int, external string) *service.Serv
 // TestManyLostClaims: an older Service takes an address with many ports from a younger one.
 func TestManyLostClaims(t *testing.T) {
 	wantLinear(t, "claims", 500, func(n int) time.Duration {
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		b.Set(manyPorts("young", 2, n, "198.51.100.7"))
 		b.Set(manyPorts("old", 1, n, ""))
 		before := b.Snapshot()
@@ -72,7 +73,7 @@ func TestManyLostClaims(t *testing.T) {
 // TestManyClaimants: all flows to an address and port that many Services claim find the one that has it.
 func TestManyClaimants(t *testing.T) {
 	wantLinear(t, "claimants", 250, func(n int) time.Duration {
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		for i := range n {
 			s := manyPorts(fmt.Sprintf("s%06d", i), 1, 1, "198.51.100.7")
 			s.Created = time.Unix(int64(n-i), 0) // the last one by name has it
@@ -103,7 +104,7 @@ func TestManySourceRanges(t *testing.T) {
 			ranges = append(ranges, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 7), byte(i << 1), 0}), 24))
 		}
 		s.Sources = service.NewSources(ranges)
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		b.Set(s)
 		x := NewIndex(Options{})
 		x.Update(b.Snapshot())
@@ -135,7 +136,7 @@ func TestManyPortsBehindRanges(t *testing.T) {
 			ranges = append(ranges, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 7), byte(i << 1), 0}), 24))
 		}
 		s.Sources = service.NewSources(ranges)
-		b := service.NewBuilder(node)
+		b := snapshots.NewBuilder(node)
 		b.Set(s)
 		var flows []Flow
 		for i := range n {
@@ -164,7 +165,7 @@ func TestManyDepartures(t *testing.T) {
 		return leastCost(func() func() {
 			x := NewIndex(Options{})
 			x.Advance(now)
-			b := service.NewBuilder(gen.PlainNode())
+			b := snapshots.NewBuilder(gen.PlainNode())
 			for i := range n + 1 {
 				s := manyPorts("web", 1, 1, "")
 				if i < n/2 {

@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/model/treap"
 )
 
@@ -51,7 +52,7 @@ type Index struct {
 	walls   map[wall]admitted
 	// counts has the numbers of endpoints of ports whose clients may be left to routing. It
 	// caches them since the last Update, too.
-	counts map[portInFamily]service.Counts
+	counts map[portInFamily]share.Counts
 }
 
 // portInFamily is a Service port in one family.
@@ -88,7 +89,7 @@ func NewIndex(o Options) *Index {
 		departed: departed{from: map[service.Claim][]*departure{}},
 		sources:  map[service.Claim]admitted{},
 		walls:    map[wall]admitted{},
-		counts:   map[portInFamily]service.Counts{},
+		counts:   map[portInFamily]share.Counts{},
 		silence:  silence{after: silentFor},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -209,7 +210,7 @@ func until(text string) func(string) string {
 }
 
 // become gives the builder the snapshot's Services. Equal Services stay shared.
-func become(b *service.Builder, want service.Snapshot) service.Snapshot {
+func become(b *snapshots.Builder, want service.Snapshot) service.Snapshot {
 	b.SetNode(*want.Node)
 	var cidrs []netip.Prefix
 	for _, cidr := range want.ServiceCIDRs.All() {

@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -170,7 +171,7 @@ func TestKubernetes129982MemoryStaysBounded(t *testing.T) {
 	const gone = "    endpoint 10.0.0.1:53 n1 ready serving\n"
 	pass := func(size int) (bytes uint64) {
 		table := &endless{flow: dnated(service.UDP, "10.0.0.9", "10.96.0.1:53", "10.0.0.1:53", SeenReply), size: size}
-		b := service.NewBuilder(service.Node{})
+		b := snapshots.NewBuilder(service.Node{})
 		before, after := become(b, parse(t, dnatedCluster)), become(b, parse(t, replace(gone, "")(dnatedCluster)))
 		c := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) {}})
 		c.judge.index.Update(before)
@@ -243,7 +244,7 @@ func TestKubernetes135323DeletesDoNotStallSyncs(t *testing.T) {
 			})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 2)
-		mailbox, b := service.NewMailbox(), service.NewBuilder(gen.PlainNode())
+		mailbox, b := service.NewMailbox(), snapshots.NewBuilder(gen.PlainNode())
 		go func() { done <- loop.Run(ctx, mailbox) }()
 		go func() { done <- cleaner.Run(ctx) }()
 		const changes = 20

@@ -17,6 +17,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -38,7 +39,7 @@ type live struct {
 	cfg     ruleset.Config
 	kernel  *kernel.Conn
 	state   nft.State
-	builder *service.Builder
+	builder *snapshots.Builder
 	table   *Table
 	// heard has the names of the pods that got a datagram at silentPort.
 	heard chan string
@@ -83,7 +84,7 @@ func (l *live) must(err error) {
 func newLive(t *testing.T, family ip.Family) *live {
 	l := &live{
 		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), family: family, heard: make(chan string, 16),
-		builder: service.NewBuilder(service.Node{}), bystanders: map[string]*conn{}, ids: map[string]uint32{},
+		builder: snapshots.NewBuilder(service.Node{}), bystanders: map[string]*conn{}, ids: map[string]uint32{},
 	}
 	l.cfg = ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: l.ClusterCIDRs}}
 	var err error

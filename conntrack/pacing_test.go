@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // The time of a wait for a sync does not count for the rest after the pass.
@@ -31,7 +32,7 @@ func TestCleanerDoesNotRestFromWaiting(t *testing.T) {
 
 // rolled returns a Service with a hundred endpoints. The first ones, so many, are
 // replaced.
-func rolled(t *testing.T, b *service.Builder, replaced int) service.Snapshot {
+func rolled(t *testing.T, b *snapshots.Builder, replaced int) service.Snapshot {
 	text := cluster + "service default/rolled created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  external-ip " +
 		"203.0.113.9\n  port dns udp 53\n"
 	for i := range 100 {
@@ -58,7 +59,7 @@ func TestCleanerKeepsUpWithRollingUpdate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				builder := service.NewBuilder(service.Node{})
+				builder := snapshots.NewBuilder(service.Node{})
 				table := &slowTable{entries: c.entries, dump: c.whole, filtered: c.filtered, stretch: c.stretch}
 				b := start(t, table)
 				b.SyncDone(rolled(t, builder, 0), true)
@@ -142,7 +143,7 @@ func TestCleanerCostOfRareChanges(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				table := &slowTable{entries: entries, dump: walk, filtered: walk}
 				b := start(t, table)
-				builder := service.NewBuilder(service.Node{})
+				builder := snapshots.NewBuilder(service.Node{})
 				b.SyncDone(rolled(t, builder, 0), true)
 				b.after(time.Minute, time.Now())
 				before := table.cpuTime()

@@ -11,6 +11,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -23,7 +24,7 @@ type trial struct {
 	rng      *rand.Rand
 	node     service.Node
 	services []*service.Service
-	builder  *service.Builder
+	builder  *snapshots.Builder
 	options  conntrack.Options
 	index    *conntrack.Index
 	kernel   *nft.Model
@@ -52,7 +53,7 @@ func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 		c.established = []service.Protocol{service.TCP, service.SCTP}[:1+rng.IntN(2)]
 	}
 	c.services = gen.Services(rng, &c.node)
-	c.builder = service.NewBuilder(c.node)
+	c.builder = snapshots.NewBuilder(c.node)
 	c.builder.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 	for _, s := range c.services {
 		c.set(s)

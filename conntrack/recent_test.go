@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // shopWith has a TCP Service with an endpoint of each number, and a node port.
@@ -133,7 +134,7 @@ func TestRecent(t *testing.T) {
 // lately tells nothing of them.
 func TestRecentTellsNothingOfUDP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		builder := service.NewBuilder(service.Node{})
+		builder := snapshots.NewBuilder(service.Node{})
 		flow := dnated(service.UDP, "10.0.0.9", "10.97.0.1:53", "10.1.0.0:53", SeenReply)
 		table := &slowTable{dump: time.Millisecond, flows: []Flow{flow}}
 		b := startNoting(t, table, &noting{}, 1000)

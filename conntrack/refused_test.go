@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/lib/netlinkfault"
 )
 
@@ -48,7 +49,7 @@ func TestCleanerTriesRefusedEntryAgain(t *testing.T) {
 				busy := dnated(service.UDP, "10.0.0.8", "10.97.0.1:53", "10.1.0.0:53", SeenReply)
 				table := &slowTable{entries: size, dump: time.Millisecond, denied: unix.EBUSY, stay: []Flow{busy},
 					flows: []Flow{busy}}
-				builder := service.NewBuilder(service.Node{})
+				builder := snapshots.NewBuilder(service.Node{})
 				b := start(t, table)
 				b.SyncDone(rolled(t, builder, 0), true)
 				b.after(10*time.Second, time.Now())

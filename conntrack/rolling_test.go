@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -29,7 +30,7 @@ func TestRollingUpdate(t *testing.T) {
 		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)}), 40000)
 		return Flow{Protocol: service.UDP, Original: Tuple{src, dst}, Reply: Tuple{to, src}}
 	}
-	builder := service.NewBuilder(service.Node{})
+	builder := snapshots.NewBuilder(service.Node{})
 	snapshot := func(replaced int) service.Snapshot {
 		text := "node n1\nservice default/other created 2026-01-01T00:00:00Z\n  external-ip 203.0.113.5\n  port dns udp " +
 			"53\n    endpoint 10.2.0.0:53 n1 ready serving\n" +

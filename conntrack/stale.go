@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // Reason says why a flow is stale.
@@ -255,7 +256,7 @@ func (x *Index) passes(o *owner, f *Flow) bool {
 	at := portInFamily{o.port, f.Family()}
 	n, known := x.counts[at]
 	if !known {
-		n = o.service.Count(o.port, x.snapshot.Node, f.Family())
+		n = share.Count(o.service, o.port, x.snapshot.Node, f.Family())
 		x.counts[at] = n
 	}
 	return n.Cluster == 0 || n.Local == 0 && !x.insider(x.snapshot.Node, src)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // dnatedCluster has everything that decides whether a DNATed flow is stale: pods that serve
@@ -381,7 +382,7 @@ service default/direct created 2026-01-01T00:00:00Z
     endpoint 10.0.0.1:514 n1 ready serving
 `
 	x := NewIndex(Options{})
-	b := service.NewBuilder(service.Node{})
+	b := snapshots.NewBuilder(service.Node{})
 	x.Update(become(b, parse(t, cluster)))
 	flow := dnated(service.UDP, "198.51.100.77", "10.96.0.5:514", "10.0.0.1:514", 0)
 	if got, _ := x.Stale(flow); got != "" {
@@ -425,7 +426,7 @@ func TestStaleServiceGone(t *testing.T) {
 			// Without the younger claimant, which would get the external IP.
 			cluster := noCIDR(dnatedCluster)
 			cluster = cluster[:strings.Index(cluster, "service default/younger")]
-			x, b := NewIndex(Options{}), service.NewBuilder(service.Node{})
+			x, b := NewIndex(Options{}), snapshots.NewBuilder(service.Node{})
 			x.Update(become(b, parse(t, cluster)))
 			for _, change := range c.changes {
 				x.Update(become(b, parse(t, change(cluster))))

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 func (s Scope) text() string {
@@ -110,7 +111,7 @@ func TestUpdateScope(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			x, b := NewIndex(Options{}), service.NewBuilder(service.Node{})
+			x, b := NewIndex(Options{}), snapshots.NewBuilder(service.Node{})
 			x.Update(become(b, parse(t, test.from(dnatedCluster))))
 			got := x.Update(become(b, parse(t, test.to(dnatedCluster)))).text()
 			if diff := cmp.Diff(test.want, got); diff != "" {
@@ -124,7 +125,7 @@ func TestUpdateScope(t *testing.T) {
 // ports from then on.
 func TestUpdateScopeNewNodePortAddress(t *testing.T) {
 	x, b := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, "192.168.1.0/24")}),
-		service.NewBuilder(service.Node{})
+		snapshots.NewBuilder(service.Node{})
 	x.Update(become(b, parse(t, replace("  host-address 192.168.1.2\n", "")(dnatedCluster))))
 	if got := x.Update(become(b, parse(t, dnatedCluster))).text(); got != "192.168.1.2" {
 		t.Errorf("scope: %q", got)
@@ -133,7 +134,7 @@ func TestUpdateScopeNewNodePortAddress(t *testing.T) {
 
 // Removal of established connections, where asked for, needs to see them.
 func TestUpdateScopeEstablished(t *testing.T) {
-	x, b := NewIndex(Options{Established: []service.Protocol{service.TCP}}), service.NewBuilder(service.Node{})
+	x, b := NewIndex(Options{Established: []service.Protocol{service.TCP}}), snapshots.NewBuilder(service.Node{})
 	x.Update(become(b, parse(t, dnatedCluster)))
 	to := replace("    endpoint 10.0.0.3:8080 n1 terminating\n", "")
 	if got, want := x.Update(become(b, parse(t, to(dnatedCluster)))).text(), "/tcp to 10.0.0.3:8080"; got != want {
@@ -174,7 +175,7 @@ func TestScope(t *testing.T) {
 
 // Other settings may make any flow stale.
 func TestUpdateScopeNewSettings(t *testing.T) {
-	x, b := NewIndex(Options{}), service.NewBuilder(service.Node{})
+	x, b := NewIndex(Options{}), snapshots.NewBuilder(service.Node{})
 	s := become(b, parse(t, dnatedCluster))
 	x.Update(s)
 	node := *s.Node

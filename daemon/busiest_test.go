@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -17,7 +18,7 @@ func TestBusiest(t *testing.T) {
 	b := &busiest{report: func(name service.Name, changes, syncs int, rest time.Duration) {
 		reports = append(reports, fmt.Sprintf("%s in %d of %d, %s", name, changes, syncs, rest))
 	}}
-	builder, now := service.NewBuilder(gen.PlainNode()), time.Unix(1_800_000_000, 0)
+	builder, now := snapshots.NewBuilder(gen.PlainNode()), time.Unix(1_800_000_000, 0)
 	run := func(syncs int, rest time.Duration) {
 		for n := range syncs {
 			builder.Set(gen.UniformService(1, 1+n%2))

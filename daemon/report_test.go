@@ -24,6 +24,7 @@ import (
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -318,7 +319,7 @@ func TestConntrackMissing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- cleaner.Run(ctx) }()
-	cleaner.SyncDone(service.NewBuilder(service.Node{Name: "node-1"}).Snapshot(), true)
+	cleaner.SyncDone(snapshots.NewBuilder(service.Node{Name: "node-1"}).Snapshot(), true)
 	for range 2 {
 		if r := <-runs; !errors.Is(r.Err, unix.EINVAL) {
 			t.Errorf("%+v", r)

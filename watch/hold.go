@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 const (
@@ -51,7 +52,7 @@ func (ix *index) release(debtors []*joined) {
 			prepared := ix.join(j)
 			room -= prepared.Elements()
 			j.since = time.Time{}
-			ix.take([]*joined{j}, []service.Prepared{prepared})
+			ix.take([]*joined{j}, []snapshots.Prepared{prepared})
 			continue
 		}
 		ix.dirty = append(ix.dirty, j)

@@ -9,6 +9,7 @@ import (
 	"nftproxy/model/parallel"
 	"nftproxy/model/retention"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // index joins Services with their EndpointSlices. It takes events in any order.
@@ -16,7 +17,7 @@ import (
 // with many endpoints only the endpoints that differ: the cost of an event grows
 // with the size of its object. index is not safe for concurrent use.
 type index struct {
-	builder *service.Builder
+	builder *snapshots.Builder
 	// The key of joined is the name of the Service, that of slices the name of the
 	// slice.
 	joined map[service.Name]*joined
@@ -98,7 +99,7 @@ type joined struct {
 
 func newIndex(node string) *index {
 	return &index{
-		builder:     service.NewBuilder(service.Node{Name: node}),
+		builder:     snapshots.NewBuilder(service.Node{Name: node}),
 		joined:      map[service.Name]*joined{},
 		slices:      map[service.Name]*sliceObject{},
 		headless:    map[service.Name][]*headlessSlice{},
@@ -386,7 +387,7 @@ func (ix *index) takeProblems() []Problem {
 }
 
 // take takes Services that were joined into the builder.
-func (ix *index) take(list []*joined, prepared []service.Prepared) {
+func (ix *index) take(list []*joined, prepared []snapshots.Prepared) {
 	for i, j := range list {
 		j.dirty = false
 		ix.unprotected = ix.unprotected || j.name == kubernetesService
@@ -400,7 +401,7 @@ func (ix *index) take(list []*joined, prepared []service.Prepared) {
 
 // join makes the Service again of its object and slices, or of what is retained of it. It changes nothing but j, so
 // that Services can be joined side by side.
-func (ix *index) join(j *joined) service.Prepared {
+func (ix *index) join(j *joined) snapshots.Prepared {
 	changes := j.changes
 	j.changes = nil
 	last := ix.builder.Service(j.name)

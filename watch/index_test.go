@@ -17,6 +17,8 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -115,7 +117,7 @@ func randomSlice(rng *rand.Rand, name string) *discoveryv1.EndpointSlice {
 
 // oracle joins all objects with each other, straight from the API's objects.
 func (o objects) oracle() service.Snapshot {
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	value := func(b *bool, absent bool) bool {
 		if b == nil {
 			return absent
@@ -365,7 +367,7 @@ func TestLimits(t *testing.T) {
 	}
 	s := snapshot.Services.At(service.NewName(long, long))
 	got := map[netip.AddrPort]bool{}
-	for a := range s.Choose(&s.Ports[0], &service.Node{}, ip.V4).Cluster.All() {
+	for a := range share.Choose(s, &s.Ports[0], &service.Node{}, ip.V4).Cluster.All() {
 		got[a] = true
 	}
 	if !maps.Equal(want, got) || s.ID(&s.Ports[0]) != long+"/"+long+":"+long {

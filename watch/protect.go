@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/claims"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
@@ -59,7 +60,7 @@ func (ix *index) reserve() {
 	if node.Settings != nil {
 		settings = node.Settings
 	}
-	r := service.Reserved{
+	r := claims.Reserved{
 		Addresses: map[netip.Addr]service.Protection{}, KubeletPort: ix.kubeletPort,
 		NodePods: rangesOfPods(node, node.PodCIDRs), Pods: rangesOfPods(node, settings.ClusterCIDRs),
 		NodeAddresses: slices.Concat(node.HostAddresses, node.Addresses),
@@ -108,11 +109,11 @@ func (ix *index) protect() {
 		return
 	}
 	ix.unprotected = false
-	p := service.Protected{}
+	p := claims.Protected{}
 	node := ix.builder.Node()
 	ports := append(slices.Clone(ix.options.OwnPorts), OwnPort{Port: ix.kubeletPort, Whose: "the kubelet"})
 	for _, own := range ports {
-		guard := service.Protector{Protection: service.Protection("a port of the node that is for " + own.Whose)}
+		guard := claims.Protector{Protection: service.Protection("a port of the node that is for " + own.Whose)}
 		for _, family := range ip.Families() {
 			if !own.Addr.IsValid() || family.Has(own.Addr) && !own.Addr.IsLoopback() {
 				p[nodePortClaim(family, own.Port)] = guard
@@ -143,8 +144,8 @@ func (ix *index) protect() {
 // leads to nothing but API servers. Endpoints that were listed once count as well, as long as
 // the process runs: an API server leaves the list when it restarts, and a node that came by
 // the Service would not hear of its return.
-func (ix *index) protectAPIServers(p service.Protected) {
-	guard := service.Protector{Protection: "the API server's address", FromLoadBalancers: true}
+func (ix *index) protectAPIServers(p claims.Protected) {
+	guard := claims.Protector{Protection: "the API server's address", FromLoadBalancers: true}
 	var endpoints []netip.AddrPort
 	if s := ix.builder.Service(kubernetesService); s != nil {
 		for i := range s.Ports {
@@ -154,7 +155,7 @@ func (ix *index) protectAPIServers(p service.Protected) {
 			}
 		}
 	}
-	servers := service.Servers(ix.apiEndpoints)
+	servers := claims.Servers(ix.apiEndpoints)
 	for _, a := range slices.Concat(ix.apiServers, endpoints) {
 		guard := guard
 		if !slices.Contains(endpoints, a) {

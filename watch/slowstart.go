@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"nftproxy/model/service"
-	"nftproxy/model/slowstart"
+	"nftproxy/model/share"
 )
 
 // growing has the new endpoints of a snapshot have the part of their weight that they have now, and notes when that
@@ -32,6 +32,6 @@ type SlowStartError struct{}
 
 func (e *SlowStartError) Error() string {
 	return fmt.Sprintf("new endpoints have their whole weight at once: the Services of a namespace that have new "+
-		"endpoints may have %d together, those of all %d, and there would be more", slowstart.MaxOfNamespace,
-		slowstart.MaxEndpoints)
+		"endpoints may have %d together, those of all %d, and there would be more", share.MaxGrowingOfNamespace,
+		share.MaxGrowing)
 }

@@ -10,7 +10,7 @@ import (
 	"nftproxy/model/pace"
 	"nftproxy/model/retention"
 	"nftproxy/model/service"
-	"nftproxy/model/slowstart"
+	"nftproxy/model/share"
 )
 
 // Options are what a Watcher needs to know besides its source.
@@ -117,7 +117,7 @@ type Watcher struct {
 	// of now, or of the last look that found no difference to that update's snapshot.
 	counted, covered service.Changes
 	// starts follows new endpoints, with Options.SlowStart. grows is when they have more of their weight; zero for never.
-	starts slowstart.Tracker
+	starts share.Tracker
 	grows  time.Time
 }
 

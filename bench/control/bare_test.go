@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -18,7 +18,7 @@ import (
 // program has Services with the given numbers of endpoints.
 func program(t *testing.T, endpoints ...int) *nft.Program {
 	t.Helper()
-	b := service.NewBuilder(gen.PlainNode())
+	b := snapshots.NewBuilder(gen.PlainNode())
 	for i, n := range endpoints {
 		b.Set(gen.UniformService(i, n))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/daemon/affinity"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -97,7 +98,7 @@ func benchProgram(endpoints int) *nft.Program {
 		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(benchEndpoint(i), 8080), Ready: true, Serving: true})
 	}
 	p := service.Port{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}
-	b := service.NewBuilder(service.Node{Name: "node"})
+	b := snapshots.NewBuilder(service.Node{Name: "node"})
 	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{benchClusterIP()}, AffinityTimeout: 3600e9,
 		Ports: []service.Port{p}})
 	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot())

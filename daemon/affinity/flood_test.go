@@ -14,6 +14,7 @@ import (
 	"nftproxy/daemon/affinity"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -70,7 +71,7 @@ func addressOf(family ip.Family, i byte) netip.AddrPort {
 // sync puts Services in force. Each argument has the names of one Service's pods.
 func (n *neighbours) sync(services ...string) {
 	n.t.Helper()
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: n.NodeAddrs})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: n.NodeAddrs})
 	for i, pods := range services {
 		var list []service.Endpoint
 		for name := range strings.FieldsSeq(pods) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -26,7 +27,7 @@ func TestHotServices(t *testing.T) {
 			b.kernel.takesOf[fmt.Sprintf("affinity-ns/svc-%d/tcp/80", i)] = dump
 		}
 		program := func(n, small int) *nft.Program {
-			build := service.NewBuilder(service.Node{Name: "node-0"})
+			build := snapshots.NewBuilder(service.Node{Name: "node-0"})
 			for i := range hot + 1 {
 				var list []service.Endpoint
 				for e := range 3 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -15,7 +16,7 @@ import (
 // compiled is the program of one Service with affinity and one without. Both have
 // these endpoints in each family.
 func compiled(endpoints ...int) *nft.Program {
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	for i, timeout := range []time.Duration{time.Hour, 0} {
 		p := service.Port{Protocol: service.TCP, Port: 80}
 		var list []service.Endpoint
@@ -54,7 +55,7 @@ func compiledBy(address, onNode int) *nft.Program {
 		}
 		return service.MergeEndpoints(all)
 	}
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	b.Set(&service.Service{
 		Name: "default/inside", AffinityTimeout: time.Hour,
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")},

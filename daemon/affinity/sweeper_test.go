@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -296,7 +297,7 @@ func TestFloodedServices(t *testing.T) {
 		}
 		b.kernel.takesOf = takes
 		program := func(n, small int) *nft.Program {
-			build := service.NewBuilder(service.Node{Name: "node-0"})
+			build := snapshots.NewBuilder(service.Node{Name: "node-0"})
 			for i := range flooded + 1 {
 				endpoints := 1 + n%2
 				if i == flooded {

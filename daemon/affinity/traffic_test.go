@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/daemon/affinity"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -102,7 +103,7 @@ func (r *rig) sync(endpoints ...string) {
 		p.Endpoints = service.MergeEndpoints(list)
 		ports = append(ports, p)
 	}
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: r.NodeAddrs})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: r.NodeAddrs})
 	b.Set(&service.Service{
 		Name: "default/web", ClusterIPs: clusterIPs(), AffinityTimeout: r.timeout, Ports: ports,
 	})

@@ -17,6 +17,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/model/ejection"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // table has connections without an answer to some endpoints, and a walk through it takes cpu.
@@ -62,7 +63,7 @@ func snapshot(nodes ...string) service.Snapshot {
 		list = append(list, service.Endpoint{Addr: endpointAt(i), Node: n, Ready: true, Serving: true})
 	}
 	s.Ports = []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}}
-	b := service.NewBuilder(service.Node{Name: "own"})
+	b := snapshots.NewBuilder(service.Node{Name: "own"})
 	b.Set(s)
 	return b.Snapshot()
 }

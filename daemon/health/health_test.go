@@ -19,6 +19,7 @@ import (
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/gen"
 )
@@ -54,7 +55,7 @@ func synced() proxy.Sync { return proxy.Sync{Since: time.Now(), Start: time.Now(
 
 // failed is a sync with an error and a Service of each family.
 func failed(since time.Time, err error) proxy.Sync {
-	b := service.NewBuilder(gen.PlainNode())
+	b := snapshots.NewBuilder(gen.PlainNode())
 	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"),
 		netip.MustParseAddr("fd00:96::1")}})
 	return proxy.Sync{Snapshot: b.Snapshot(), Since: since, Start: time.Now(), Err: err}
@@ -199,7 +200,7 @@ func TestNeedlessFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := health.New(health.Config{})
 		s := failed(time.Now(), proxy.FamilyErrors{nft.IPv6: errNo})
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		b.Set(gen.UniformService(0, 1))
 		s.Snapshot = b.Snapshot()
 		h.Observe(s)

@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -65,7 +66,7 @@ func nodePorts(t *testing.T, list ...string) service.NodePortAddresses {
 // snapshot is a snapshot on the node, under the name node-0.
 func snapshot(node service.Node, services ...*service.Service) service.Snapshot {
 	node.Name = "node-0"
-	b := service.NewBuilder(node)
+	b := snapshots.NewBuilder(node)
 	for _, s := range services {
 		b.Set(s)
 	}
@@ -235,7 +236,7 @@ func updateEqualsFresh[W comparable, X follower[W]](t *testing.T, seed uint64, o
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
 	x := newIndex()
-	b := service.NewBuilder(gen.PlainNode())
+	b := snapshots.NewBuilder(gen.PlainNode())
 	opened := 0
 	for _, c := range gen.Changes(rng, 300, o) {
 		change(rng, &c)

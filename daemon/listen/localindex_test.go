@@ -15,6 +15,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -96,7 +97,7 @@ func TestLocalWanted(t *testing.T) {
 			services: []*service.Service{web}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := service.NewBuilder(c.node)
+			b := snapshots.NewBuilder(c.node)
 			for _, s := range c.services {
 				b.Set(s)
 			}
@@ -114,7 +115,7 @@ func TestLocalWanted(t *testing.T) {
 
 // TestManyNodePorts: the oldest Services have their listeners, whatever younger ones ask for.
 func TestManyNodePorts(t *testing.T) {
-	b := service.NewBuilder(service.Node{HostAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	b := snapshots.NewBuilder(service.Node{HostAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 	const services = maxListeners/2 + 100
 	for i := range uint16(services) {
 		b.Set(nodePort(fmt.Sprintf("web-%d", services-i), 30000+i, netip.MustParseAddr("10.0.0.1")))

@@ -16,6 +16,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -31,7 +32,7 @@ type world struct {
 	*testnet.Topology
 	ports   *LocalPorts
 	config  ruleset.Config
-	builder *service.Builder
+	builder *snapshots.Builder
 	conn    *kernel.Conn
 	state   nft.State
 	// changes has the number of listeners after each change of them.
@@ -63,7 +64,7 @@ func newWorld(t *testing.T) *world {
 	w.config = ruleset.Config{Table: ruleset.DefaultTable}
 	w.config.ClusterCIDRs = w.ClusterCIDRs
 	w.config.NodePortAddresses = nodePorts(t, "localhost")
-	w.builder = service.NewBuilder(service.Node{Name: "node", Addresses: w.NodeAddrs, HostAddresses: w.NodeAddrs})
+	w.builder = snapshots.NewBuilder(service.Node{Name: "node", Addresses: w.NodeAddrs, HostAddresses: w.NodeAddrs})
 	var err error
 	if w.conn, err = kernel.Open(kernel.Config{NetNS: w.Node.Fd()}); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -34,7 +35,7 @@ func aSync(s service.Snapshot) proxy.Sync {
 
 // conflicting has two Services with a conflict. The younger has lost all its claims.
 func conflicting() service.Snapshot {
-	b := service.NewBuilder(gen.PlainNode())
+	b := snapshots.NewBuilder(gen.PlainNode())
 	older := gen.UniformService(1, 3)
 	younger := *older
 	younger.Name, younger.Created = "ns-9/younger", older.Created.Add(time.Hour)

@@ -8,6 +8,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
@@ -71,7 +72,7 @@ func (n *noLocalPorts) add(s *service.Service, node *service.Node, family ip.Fam
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		if c := s.Choose(p, node, family); c.Local.Len() > 0 || !c.Anywhere {
+		if c := share.Choose(s, p, node, family); c.Local.Len() > 0 || !c.Anywhere {
 			continue
 		}
 		if s.InternalPolicy == service.Local {

@@ -14,6 +14,7 @@ import (
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/gen"
 )
@@ -97,7 +98,7 @@ func TestNoLocalEndpoints(t *testing.T) {
 				}
 			}
 			s.Ports[0].Endpoints = service.MergeEndpoints(list)
-			b := service.NewBuilder(gen.PlainNode())
+			b := snapshots.NewBuilder(gen.PlainNode())
 			b.Set(s)
 			r := prometheus.NewRegistry()
 			metrics.New(r).Observe(proxy.Sync{Snapshot: b.Snapshot()})
@@ -118,7 +119,7 @@ func TestNoLocalEndpointsFollows(t *testing.T) {
 	positive := 0
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		r := prometheus.NewRegistry()
 		m := metrics.New(r)
 		want := map[string]float64{}

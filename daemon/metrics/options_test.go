@@ -12,6 +12,7 @@ import (
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -21,7 +22,7 @@ func TestServicesWithOption(t *testing.T) {
 	positive := map[string]int{}
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 32))
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		r := prometheus.NewRegistry()
 		m := metrics.New(r)
 		for i, c := range gen.Changes(rng, 200, gen.Options{Annotations: true}) {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/check"
 	"nftproxy/test/gen"
@@ -87,7 +88,7 @@ func TestForeignEdit(t *testing.T) {
 func (r *rig) programWith(s *service.Service) *nft.Program {
 	old := r.services
 	defer func() { r.services = old }()
-	r.services = service.NewBuilder(gen.PlainNode())
+	r.services = snapshots.NewBuilder(gen.PlainNode())
 	r.services.Set(s)
 	return r.program()
 }

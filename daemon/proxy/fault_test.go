@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -135,7 +135,7 @@ func faultCases() []faultCase {
 	// One service has more endpoints later, so that there are new chains, and old ones become idle.
 	rng := rand.New(rand.NewPCG(15, 3))
 	node := gen.PlainNode()
-	first, second := service.NewBuilder(node), service.NewBuilder(node)
+	first, second := snapshots.NewBuilder(node), snapshots.NewBuilder(node)
 	for i, s := range gen.Services(rng, &node) {
 		if i < 6 {
 			first.Set(s)

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 	"nftproxy/test/lib/netlinkfault"
 )
@@ -75,7 +75,7 @@ func randomCase(seed uint64) (*faultCase, func(netlinkfault.Place) (netlinkfault
 	config.Table = rulesetConfig().Table
 	config.Counters = rng.IntN(2) == 0 && !config.Uncounted
 	node := gen.Node(rng)
-	b := service.NewBuilder(node)
+	b := snapshots.NewBuilder(node)
 	list := gen.Services(rng, &node)
 	for _, s := range list {
 		b.Set(s)

@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -34,7 +35,7 @@ func BenchmarkHotService(b *testing.B) {
 		}
 		return time.Duration(t.Nano())
 	}
-	builder, mailbox := service.NewBuilder(gen.PlainNode()), service.NewMailbox()
+	builder, mailbox := snapshots.NewBuilder(gen.PlainNode()), service.NewMailbox()
 	for i := range 10_000 {
 		builder.Set(gen.UniformService(i, 10))
 	}

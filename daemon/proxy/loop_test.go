@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
@@ -24,7 +25,7 @@ import (
 type rig struct {
 	*testing.T
 	kernel   *fakeKernel
-	services *service.Builder
+	services *snapshots.Builder
 	mailbox  *service.Mailbox
 	loop     *proxy.Loop
 	syncs    []proxy.Sync
@@ -45,16 +46,16 @@ func rulesetConfig() ruleset.Config {
 }
 
 // start runs a loop until the test ends or calls stop.
-func start(t *testing.T, k *fakeKernel, services *service.Builder) *rig {
+func start(t *testing.T, k *fakeKernel, services *snapshots.Builder) *rig {
 	return startWith(t, config(), k, services)
 }
 
-func startWith(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder) *rig {
+func startWith(t *testing.T, c proxy.Config, k *fakeKernel, services *snapshots.Builder) *rig {
 	return startCompiling(t, c, k, services, ruleset.NewCompiler(rulesetConfig()).Compile)
 }
 
 // startCompiling is startWith with another compiler.
-func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder,
+func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *snapshots.Builder,
 	compile func(service.Snapshot) *nft.Program) *rig {
 	r := &rig{T: t, kernel: k, services: services, mailbox: service.NewMailbox(), stopped: make(chan struct{})}
 	r.loop = proxy.New(c, k, compile, func(s proxy.Sync) {
@@ -77,8 +78,8 @@ func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *servi
 }
 
 // services makes n services of n endpoints each.
-func services(n int) *service.Builder {
-	b := service.NewBuilder(gen.PlainNode())
+func services(n int) *snapshots.Builder {
+	b := snapshots.NewBuilder(gen.PlainNode())
 	for i := range n {
 		b.Set(gen.UniformService(i, n))
 	}

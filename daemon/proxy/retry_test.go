@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/gen"
 )
@@ -77,7 +77,7 @@ func TestRetryHoldsUpNobody(t *testing.T) {
 func TestManyRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		var bad []string
 		for i := range n {
 			s := gen.UniformService(i, 1)

@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
@@ -70,7 +71,7 @@ func TestKernelTampering(t *testing.T) {
 	}
 }
 
-func published(b *service.Builder) *service.Mailbox {
+func published(b *snapshots.Builder) *service.Mailbox {
 	m := service.NewMailbox()
 	m.Put(service.Update{Snapshot: b.Snapshot(), Since: time.Now()})
 	return m

@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // The bounds on the page of a Service.
@@ -197,9 +198,9 @@ func (d *detail) port(i int) *html.Node {
 	}
 	var ways [][]cell
 	more := 0
-	var choices ip.PerFamily[service.Choice]
+	var choices ip.PerFamily[share.Choice]
 	for _, family := range families(d.service) {
-		c := d.service.Choose(p, d.view.snapshot.Node, family)
+		c := share.Choose(d.service, p, d.view.snapshot.Node, family)
 		*choices.Of(family) = c
 		frontends, others := d.frontends(p, family)
 		for _, f := range frontends {
@@ -217,7 +218,7 @@ func (d *detail) port(i int) *html.Node {
 }
 
 // endpoints is the table of a port's endpoints, as much of it as fits.
-func (d *detail) endpoints(i int, name string, choices *ip.PerFamily[service.Choice]) []*html.Node {
+func (d *detail) endpoints(i int, name string, choices *ip.PerFamily[share.Choice]) []*html.Node {
 	all := d.service.Ports[i].Endpoints
 	if all.Len() == 0 {
 		return []*html.Node{plain("p", "There are no endpoints.")}
@@ -264,7 +265,7 @@ func (d *detail) endpointPages(i, n int) *html.Node {
 }
 
 // endpointRow is a row of the table of endpoints.
-func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.PerFamily[service.Choice]) []cell {
+func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.PerFamily[share.Choice]) []cell {
 	node := e.Node
 	switch {
 	case node == "":
@@ -310,7 +311,7 @@ func endpointState(e *service.Endpoint) string {
 }
 
 // connections says which new connections to the port an endpoint gets.
-func (d *detail) connections(e *service.Endpoint, p *service.Port, c *service.Choice) string {
+func (d *detail) connections(e *service.Endpoint, p *service.Port, c *share.Choice) string {
 	s, family := d.service, ip.Of(e.Addr.Addr())
 	if _, held := d.view.quarantined[string(s.Name)]; held {
 		return "none: the Service is in quarantine"

@@ -15,6 +15,7 @@ import (
 	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // The bounds on looks at connection tracking.
@@ -86,17 +87,17 @@ func (v *view) activity() func(service.Name, service.Port, netip.AddrPort) bool 
 		family   ip.Family
 	}
 	var last choosing
-	var choice service.Choice
+	var choice share.Choice
 	return func(name service.Name, like service.Port, endpoint netip.AddrPort) bool {
 		asked := choosing{name, like.Name, like.Protocol, ip.Of(endpoint.Addr())}
 		if asked != last {
-			last, choice = asked, service.Choice{}
+			last, choice = asked, share.Choice{}
 			if s := v.snapshot.Services.At(name); s != nil && s.InFamily(asked.family) {
 				if i := slices.IndexFunc(s.Ports, func(p service.Port) bool {
 					return (p.Name == like.Name && !p.IsRange() || p.IsRange() && like.Port == 0 && like.Name == service.RangesText) &&
 						p.Protocol == like.Protocol
 				}); i >= 0 {
-					choice = s.Choose(&s.Ports[i], v.snapshot.Node, asked.family)
+					choice = share.Choose(s, &s.Ports[i], v.snapshot.Node, asked.family)
 				}
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"nftproxy/look/explain"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // frontend is one address and port that leads to a Service port.
@@ -70,7 +71,7 @@ func (p *Page) nodePortAddress(v *view, family ip.Family) netip.Addr {
 }
 
 // frontendRow is a row of the table of addresses.
-func (d *detail) frontendRow(f frontend, p *service.Port, c *service.Choice) []cell {
+func (d *detail) frontendRow(f frontend, p *service.Port, c *share.Choice) []cell {
 	name := f.claim.String()
 	if f.kind == "node port" {
 		name = fmt.Sprintf("%d/%s (%s)", p.NodePort, p.Protocol, ip.Of(f.claim.Addr).Name())
@@ -83,7 +84,7 @@ func (d *detail) frontendRow(f frontend, p *service.Port, c *service.Choice) []c
 }
 
 // meets says what a new connection to the frontend meets.
-func (d *detail) meets(f frontend, c *service.Choice) cell {
+func (d *detail) meets(f frontend, c *share.Choice) cell {
 	v, s := d.view, d.service
 	if _, held := v.quarantined[string(s.Name)]; held {
 		return textCell("no rule: the Service is in quarantine")
@@ -112,7 +113,7 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 }
 
 // outcome says where the rules lead a new connection to an address of the Service.
-func outcome(s *service.Service, claim service.Claim, internal bool, c *service.Choice) string {
+func outcome(s *service.Service, claim service.Claim, internal bool, c *share.Choice) string {
 	one := func(n int, where string) string {
 		if n == 1 {
 			return "the one endpoint" + where

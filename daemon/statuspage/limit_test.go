@@ -13,6 +13,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 func readyPage() *Page {
@@ -20,7 +21,7 @@ func readyPage() *Page {
 		Ready:  func() (bool, string) { return true, "ok" },
 		Status: func() health.Status { return health.Status{Healthy: true} },
 	})
-	p.Observe(proxy.Sync{Snapshot: service.NewBuilder(service.Node{}).Snapshot()})
+	p.Observe(proxy.Sync{Snapshot: snapshots.NewBuilder(service.Node{}).Snapshot()})
 	return p
 }
 
@@ -47,8 +48,8 @@ func TestBudget(t *testing.T) {
 			t.Fatalf("after %s of work: %d %s", burst+time.Second, w.Code, w.Body)
 		}
 		seconds, err := strconv.Atoi(w.Header().Get("Retry-After"))
-		if err != nil || seconds < share || seconds > share+1 {
-			t.Fatalf("Retry-After %q, want %d s", w.Header().Get("Retry-After"), share)
+		if err != nil || seconds < rest || seconds > rest+1 {
+			t.Fatalf("Retry-After %q, want %d s", w.Header().Get("Retry-After"), rest)
 		}
 		time.Sleep(time.Duration(seconds) * time.Second)
 		if w := ask(p); w.Code != http.StatusOK {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // The bounds on one page.
@@ -190,7 +191,7 @@ func (v *view) portSummary(s *service.Service) *html.Node {
 		p := &s.Ports[i]
 		ready, draining := 0, 0
 		for _, family := range families(s) {
-			n := s.Count(p, v.snapshot.Node, family)
+			n := share.Count(s, p, v.snapshot.Node, family)
 			ready, draining = ready+n.Ready, draining+n.Draining
 		}
 		var parts []string

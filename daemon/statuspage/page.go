@@ -67,9 +67,9 @@ type Config struct {
 
 // The bounds on work for pages.
 const (
-	// share is the part of a core that pages get in the long run, as one in so many, and
+	// rest is the part of a core that pages get in the long run, as one in so many, and
 	// burst what they may take at once.
-	share = 50
+	rest  = 50
 	burst = 3 * time.Second
 	// maxInFlight bounds the requests that wait, are worked on or are being answered, and
 	// so the memory for their pages.
@@ -120,7 +120,7 @@ func (v *view) failing() bool { return v.failures != ip.PerFamily[string]{} }
 func New(c Config) *Page {
 	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1),
 		look: look{budget: pace.Budget{Rest: lookShare}}, explaining: pace.Budget{Rest: explainShare, Burst: explainBurst}}
-	p.turn <- &pace.Budget{Rest: share, Burst: burst}
+	p.turn <- &pace.Budget{Rest: rest, Burst: burst}
 	return p
 }
 
@@ -240,7 +240,7 @@ func (p *Page) work(r *http.Request) *answer {
 		a := p.trouble(http.StatusTooManyRequests, "Loaded too often", fmt.Sprintf(
 			"This page has been loaded so often that it has used up its share of the processor (1/%d of a core). Load it "+
 				"again in %s. "+
-				"Commands such as nftproxy get services do not count.", share, duration(wait.Round(time.Second)+time.Second)))
+				"Commands such as nftproxy get services do not count.", rest, duration(wait.Round(time.Second)+time.Second)))
 		a.retryAfter = wait
 		return a
 	}

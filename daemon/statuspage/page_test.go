@@ -15,7 +15,7 @@ import (
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/statuspage"
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/gen/statuspagetest"
 )
@@ -141,7 +141,7 @@ func TestHealthShown(t *testing.T) {
 				config.Ready = func() (bool, string) { return c.ready, c.readyz }
 				config.Status = status(c.healthy)
 			})
-			s := statuspagetest.SyncOf(service.NewBuilder(statuspagetest.Node()).Snapshot())
+			s := statuspagetest.SyncOf(snapshots.NewBuilder(statuspagetest.Node()).Snapshot())
 			s.Err = c.err
 			p.Observe(s)
 			a := get(t, p, "/status")

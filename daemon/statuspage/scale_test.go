@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen/statuspagetest"
 )
 
 // large is a snapshot of so many Services with an endpoint each.
 func large(services int) service.Snapshot {
-	b := service.NewBuilder(statuspagetest.Node())
+	b := snapshots.NewBuilder(statuspagetest.Node())
 	statuspagetest.Many(b, services)
 	return b.Snapshot()
 }
@@ -72,7 +73,7 @@ func TestLargeService(t *testing.T) {
 		s.Ports = append(s.Ports, service.Port{Name: fmt.Sprint("p", number), Protocol: service.UDP, Port: uint16(number + 1),
 			Endpoints: service.MergeEndpoints(list)})
 	}
-	b := service.NewBuilder(statuspagetest.Node())
+	b := snapshots.NewBuilder(statuspagetest.Node())
 	b.SetMaxElements(1 << 30)
 	b.SetMaxAllElements(1 << 30)
 	b.Set(&s)

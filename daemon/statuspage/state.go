@@ -5,6 +5,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // state is a set of conditions of a Service. No condition means that all of it serves.
@@ -121,7 +122,7 @@ func (v *view) problemsOf(s *service.Service) []string {
 
 // portState returns the conditions of a port in one family.
 func portState(s *service.Service, p *service.Port, node *service.Node, family ip.Family) state {
-	n := s.Count(p, node, family)
+	n := share.Count(s, p, node, family)
 	if n.Ready+n.Draining == 0 {
 		return noEndpoints
 	}

@@ -13,6 +13,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/gen/statuspagetest"
 )
@@ -203,7 +204,7 @@ func TestHeaders(t *testing.T) {
 func TestEscaping(t *testing.T) {
 	const evil = `"><script>alert(1)</script><img src=x onerror=alert(1)>' style=x`
 	const hidden = "a\x1b[31mb\u202ec\x00d\xff"
-	b := service.NewBuilder(service.Node{Name: evil, Zone: hidden})
+	b := snapshots.NewBuilder(service.Node{Name: evil, Zone: hidden})
 	e := statuspagetest.Endpoint("10.0.0.1:80", "ready")
 	e.Node, e.Zones = evil, service.NewHints([]string{evil})
 	b.Set(&service.Service{Name: evil, ClusterIPs: statuspagetest.Addrs("10.96.0.1"),

@@ -243,7 +243,7 @@ func (x *explainer) sayConflict(loser service.Name, claim service.Claim, protect
 	x.remedy("give Service %s or %s another address or port", loser, owner)
 }
 
-// whyOwner says by which rule the one goes before the other (model/service/claims.go).
+// whyOwner says by which rule the one goes before the other (model/claims/right.go).
 func (x *explainer) whyOwner(owner, loser service.Name, claim service.Claim) string {
 	a, b := x.service(string(owner)), x.service(string(loser))
 	if a == nil || b == nil {

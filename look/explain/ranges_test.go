@@ -8,6 +8,7 @@ import (
 
 	"nftproxy/look/explain"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
 )
@@ -15,7 +16,7 @@ import (
 // TestClosedSourceRanges: ranges beyond the bound let in nobody, and the cause is the bound.
 func TestClosedSourceRanges(t *testing.T) {
 	w := newWorld(t)
-	b := service.NewBuilder(*w.snapshot.Node)
+	b := snapshots.NewBuilder(*w.snapshot.Node)
 	b.SetMaxSourceLists(1)
 	for i, name := range []string{"older", "younger"} {
 		b.Set(&service.Service{

@@ -9,6 +9,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -16,7 +17,7 @@ import (
 // cluster is the tables of n Services with two endpoints each. Every tenth has session
 // affinity, every hundredth no endpoints.
 func cluster(n int) *nft.Model {
-	b := service.NewBuilder(service.Node{Name: "node-1"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-1"})
 	b.Expect(n)
 	for i := range n {
 		s := &service.Service{

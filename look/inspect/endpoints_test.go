@@ -16,6 +16,8 @@ import (
 	"nftproxy/look/inspect"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
 	"nftproxy/test/gen"
@@ -123,7 +125,7 @@ func TestRowsOfRandomClusters(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 14))
 		cfg, _ := gen.Config(rng)
 		node := gen.Node(rng)
-		builder := service.NewBuilder(node)
+		builder := snapshots.NewBuilder(node)
 		for _, s := range gen.Services(rng, &node) {
 			builder.Set(s)
 		}
@@ -179,7 +181,7 @@ func chosen(snapshot service.Snapshot, s *service.Service, p *service.Port) []ne
 		if !s.InFamily(family) {
 			continue
 		}
-		c := s.Choose(p, snapshot.Node, family)
+		c := share.Choose(s, p, snapshot.Node, family)
 		has := func(claim service.Claim) bool { return !snapshot.Conflicts.At(s.Name).Has(claim) }
 		internal, external := false, p.NodePort != 0 && has(service.NodePortClaim(family, p))
 		for _, a := range s.Addresses() {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -66,7 +67,7 @@ func features() []feature {
 
 // snapshot is a cluster with the feature.
 func (f feature) snapshot() service.Snapshot {
-	b := service.NewBuilder(service.Node{Name: "check"})
+	b := snapshots.NewBuilder(service.Node{Name: "check"})
 	if f.cidr.IsValid() {
 		b.SetServiceCIDRs([]netip.Prefix{f.cidr})
 	}

@@ -11,6 +11,7 @@ import (
 
 	"nftproxy/look/preflight"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -84,7 +85,7 @@ func (w world) write(path, value string) error {
 // apply puts the program of one Service into the kernel.
 func (w world) apply(s *service.Service) {
 	w.Helper()
-	b := service.NewBuilder(service.Node{Name: "here"})
+	b := snapshots.NewBuilder(service.Node{Name: "here"})
 	b.Set(s)
 	if err := w.ns.Do(func() error {
 		conn, err := kernel.Open(kernel.Config{})

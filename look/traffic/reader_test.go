@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/look/traffic"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -109,7 +110,7 @@ func port(number, nodePort uint16, endpoints ...string) service.Port {
 }
 
 func snapshot(services ...*service.Service) service.Snapshot {
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	for _, s := range services {
 		b.Set(s)
 	}

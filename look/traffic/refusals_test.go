@@ -13,6 +13,7 @@ import (
 	"nftproxy/look/traffic"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -61,7 +62,7 @@ func (c *counters) refuse(ip string, packets uint64) {
 
 // program has Services with the given cluster IPs and without endpoints.
 func program(ips ...string) *nft.Program {
-	b := service.NewBuilder(service.Node{Name: "node"})
+	b := snapshots.NewBuilder(service.Node{Name: "node"})
 	for _, ip := range ips {
 		b.Set(&service.Service{
 			Name: service.Name("ns/" + strings.ReplaceAll(ip, ".", "-")), ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)},
@@ -228,7 +229,7 @@ func TestPersistent(t *testing.T) {
 // TestPromisedDrops: drops at node ports and external addresses of externalTrafficPolicy Local are
 // counted, but reported to nobody. Drops at the cluster IP of internalTrafficPolicy Local are.
 func TestPromisedDrops(t *testing.T) {
-	b := service.NewBuilder(service.Node{Name: "node"})
+	b := snapshots.NewBuilder(service.Node{Name: "node"})
 	elsewhere := service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:80"), Node: "other",
 		Ready: true, Serving: true}})
 	b.Set(&service.Service{

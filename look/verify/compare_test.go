@@ -16,6 +16,7 @@ import (
 
 	"nftproxy/look/verify"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -43,7 +44,7 @@ func TestNothingDiffers(t *testing.T) {
 		kernel, state := nft.NewModel(), nft.State{}
 		for step := range 5 {
 			node := gen.Node(rng)
-			builder := service.NewBuilder(node)
+			builder := snapshots.NewBuilder(node)
 			builder.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 			for _, s := range gen.Services(rng, &node) {
 				builder.Set(s)
@@ -330,7 +331,7 @@ func TestLasting(t *testing.T) {
 func TestIdleRules(t *testing.T) {
 	program := func(mark uint32) *nft.Program {
 		return ruleset.Compile(ruleset.Config{Table: "t", Settings: service.Settings{MasqueradeMark: mark}},
-			service.NewBuilder(service.Node{}).Snapshot())
+			snapshots.NewBuilder(service.Node{}).Snapshot())
 	}
 	earlier, want := program(0x4000), program(0)
 	kernel, now := nft.NewModel(), time.Unix(0, 0)

@@ -11,6 +11,7 @@ import (
 	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // group is a Service with something that does not answer.
@@ -89,7 +90,7 @@ func (s *step) redo(name service.Name) {
 			e.listings = slices.DeleteFunc(e.listings, func(l listing) bool { return l.group == old })
 		}
 	}
-	if whole := s.snapshot.Unadjusted(name); whole != nil && s.mode(whole) != Off {
+	if whole := share.Unadjusted(s.snapshot, name); whole != nil && s.mode(whole) != Off {
 		for i := range whole.Ports {
 			if whole.Ports[i].IsRange() { // Its endpoints have no port to ask; they are those of the other ports.
 				continue
@@ -120,7 +121,7 @@ type decision struct {
 
 	// lists are the endpoints that take connections, for each traffic policy in use, and out counts those left out of
 	// each.
-	lists [2]service.Addresses
+	lists [2]share.Addresses
 	out   [2]int
 	// gone are those that do not answer, unsure those suspects that may, and others all that may.
 	gone           []gone
@@ -148,8 +149,8 @@ type gone struct {
 }
 
 func (d *decision) decide(family ip.Family) {
-	choice := d.service.Choose(d.port, d.snapshot.Node, family)
-	d.lists = [2]service.Addresses{choice.Cluster, choice.Local}
+	choice := share.Choose(d.service, d.port, d.snapshot.Node, family)
+	d.lists = [2]share.Addresses{choice.Cluster, choice.Local}
 	for chunk := range d.port.Endpoints.Chunks() {
 		for i := range chunk {
 			e := &chunk[i]

@@ -13,6 +13,7 @@ import (
 	"nftproxy/model/ejection"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // TestPlay plays with a cluster at random: its parts die and come back, policies forbid clients or the node, tenants
@@ -195,8 +196,8 @@ func (p *play) change(name service.Name, change func(*service.Endpoint)) {
 func (p *play) ask() {
 	for _, name := range p.services {
 		s := p.builder.Snapshot().Services.At(name)
-		whole := p.builder.Snapshot().Unadjusted(name)
-		c := whole.Choose(&whole.Ports[0], p.builder.Node(), ip.V4)
+		whole := share.Unadjusted(p.builder.Snapshot(), name)
+		c := share.Choose(whole, &whole.Ports[0], p.builder.Node(), ip.V4)
 		for e := range s.Ports[0].Endpoints.All() {
 			k := key{name, e.Addr}
 			answers := !p.silent(e.Addr, "node")
@@ -234,7 +235,7 @@ func (p *play) lasts(since map[key]time.Time, k key, is bool, d time.Duration) b
 }
 
 // owes says that an endpoint that is not left out should be.
-func (p *play) owes(name service.Name, s *service.Service, c *service.Choice, e service.Endpoint) bool {
+func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e service.Endpoint) bool {
 	others := 0 // As many Nodes may be silent as answer, of those that the API server has told of.
 	for _, n := range []string{"a", "b", "c", "d", "e"} {
 		others += boolInt(!p.dead[n])
@@ -244,7 +245,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *service.Choice, e 
 		return false
 	}
 	answering, remote := [2]bool{}, false
-	for _, list := range []service.Addresses{c.Cluster, c.Local} {
+	for _, list := range []share.Addresses{c.Cluster, c.Local} {
 		out, taker := 0, false
 		for a := range list.All() {
 			other := s.Ports[0].Endpoints.Find(service.Endpoint{Addr: a})

@@ -12,6 +12,8 @@ import (
 	"nftproxy/model/ejection"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
+	"nftproxy/model/snapshots"
 )
 
 // world is a cluster with a clock of its own, seen from the node "own". Its parts die and come back, clients on the
@@ -20,7 +22,7 @@ type world struct {
 	t       testing.TB
 	now     time.Time
 	rng     *rand.Rand
-	builder *service.Builder
+	builder *snapshots.Builder
 	machine *ejection.Machine
 	modes   map[service.Name]ejection.Mode
 	decided map[service.Name]bool // if not nil: the Services that the machine has decided on
@@ -75,7 +77,7 @@ func newWorld(t testing.TB) *world {
 		chosen: map[service.Name][]netip.AddrPort{}, chosenOf: map[service.Name]*service.Service{},
 		forbidden: func(netip.AddrPort, string) bool { return false },
 	}
-	w.builder = service.NewBuilder(service.Node{Name: "own", Zone: "z1",
+	w.builder = snapshots.NewBuilder(service.Node{Name: "own", Zone: "z1",
 		APIServers: []netip.Addr{netip.MustParseAddr("192.168.9.9")},
 		PodCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
 	w.machine = ejection.New(func(s *service.Service) ejection.Mode {
@@ -152,7 +154,7 @@ func (w *world) silent(to netip.AddrPort, client string) bool {
 func (w *world) connect(name service.Name, client string) {
 	s := w.builder.Snapshot().Services.At(name)
 	if s != w.chosenOf[name] {
-		c := s.Choose(&s.Ports[0], w.builder.Node(), ip.V4)
+		c := share.Choose(s, &s.Ports[0], w.builder.Node(), ip.V4)
 		w.chosenOf[name], w.chosen[name] = s, slices.Collect(c.Cluster.All())
 		if s.InternalPolicy == service.Local {
 			w.chosen[name] = slices.Collect(c.Local.All())

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"nftproxy/model/sorted"
 	"nftproxy/model/treap"
 )
 
@@ -164,10 +163,11 @@ func (a *Adjusted) Growing() (n int) {
 // All returns all of them.
 func (a *Adjusted) All() []Adjustment { return a.from(PortEndpoint{}) }
 
-func (a *Adjusted) equal(o *Adjusted) bool { return a == o || slices.Equal(a.All(), o.All()) }
+// Equal reports whether both have the same adjustments.
+func (a *Adjusted) Equal(o *Adjusted) bool { return a == o || slices.Equal(a.All(), o.All()) }
 
-// over returns the adjustments, and those of o of the endpoints that have none.
-func (a *Adjusted) over(o *Adjusted) *Adjusted {
+// Over returns the adjustments, and those of o of the endpoints that have none.
+func (a *Adjusted) Over(o *Adjusted) *Adjusted {
 	switch {
 	case a == nil:
 		return o
@@ -175,75 +175,4 @@ func (a *Adjusted) over(o *Adjusted) *Adjusted {
 		return a
 	}
 	return NewAdjusted(slices.Concat(*a, *o))
-}
-
-// shared returns the service with the shares that share gives to the adjusted endpoints; the service itself if nothing
-// changes.
-func (s *Service) shared(list *Adjusted, share func(*Endpoint, Adjustment) Share) *Service {
-	served := s
-	for i := range s.Ports {
-		var edits []sorted.Edit[Endpoint]
-		for _, a := range list.Of(&s.Ports[i]) {
-			if have := s.Ports[i].Endpoints.Find(Endpoint{Addr: a.Addr}); have != nil {
-				e := *have
-				if e.Share = share(have, a); e.Share != have.Share {
-					edits = append(edits, sorted.Edit[Endpoint]{Item: e})
-				}
-			}
-		}
-		if len(edits) == 0 {
-			continue
-		}
-		if served == s {
-			served = s.Clone()
-		}
-		served.Ports[i].Endpoints = s.Ports[i].Endpoints.Edit(edits)
-	}
-	return served
-}
-
-// adjusted returns the service with the shares that its endpoints have, and as many slots as fit the limit on its
-// elements; the service itself if it has none of the endpoints. One that is not ready is not left out. A port that is
-// ranges does without what no other port has, and its endpoints grow on their own.
-func (s *Service) adjusted(list *Adjusted, limit int) *Service {
-	share := func(e *Endpoint, a Adjustment) Share {
-		if e.Drained() && a.Share != NoShare || !e.Ready && a.Share == NoShare {
-			return e.Share
-		}
-		return a.Share
-	}
-	served := s.shared(list, share)
-	if served == s {
-		return s
-	}
-	if served.hasRanges() && list.Growing() < len(*list) {
-		served.fillRanges()
-		served = served.shared(list, share)
-	}
-	return served.fitted(limit)
-}
-
-// Unadjusted returns a service of the snapshot with the whole weight of all its endpoints; nil if there is none.
-func (s Snapshot) Unadjusted(name Name) *Service {
-	svc := s.Services.At(name)
-	if svc == nil {
-		return nil
-	}
-	return svc.shared(s.Adjustments.At(name), func(*Endpoint, Adjustment) Share { return WholeShare })
-}
-
-// SetAdjustments replaces what was found out about endpoints. A service that is in both with the same pointer costs
-// nothing, and one with the same adjustments little.
-func (b *Builder) SetAdjustments(a Adjustments) { b.readjust(&b.told, a) }
-
-// SetGrowing replaces the growing endpoints, likewise. SetAdjustments takes precedence.
-func (b *Builder) SetGrowing(a Adjustments) { b.readjust(&b.growing, a) }
-
-func (b *Builder) readjust(have *Adjustments, next Adjustments) {
-	for change := range treap.Diff(*have, next) {
-		if b.Service(change.Key) != nil && !change.Old.equal(change.New) {
-			b.edit(change.Key)
-		}
-	}
-	*have = next
 }

@@ -8,44 +8,36 @@ import (
 	"nftproxy/model/treap"
 )
 
-// claimKey is a packedClaim as a key of sorted maps.
-type claimKey string
+// ClaimKey is a claim in bytes that sort like claims: IPv4 first, then by address, protocol and port. It has no zone,
+// since no service's address has one.
+type ClaimKey string
 
-// packedClaim is a claim in bytes that sort like claims: IPv4 first, then by address,
-// protocol and port. It has no zone, since no service's address has one. A Go map finds it
-// sooner than a Claim, which has a pointer.
-type packedClaim [1 + 16 + 3]byte
-
-func (c Claim) packed() (p packedClaim) {
+// Key returns the claim as a key of sorted maps.
+func (c Claim) Key() ClaimKey {
+	var k [1 + 16 + 3]byte
 	if c.Addr.Is6() {
-		p[0] = 1
+		k[0] = 1
 	}
 	addr := c.Addr.As16()
-	copy(p[1:], addr[:])
-	p[17] = byte(c.Protocol)
-	binary.BigEndian.PutUint16(p[18:], c.Port)
-	return p
+	copy(k[1:], addr[:])
+	k[17] = byte(c.Protocol)
+	binary.BigEndian.PutUint16(k[18:], c.Port)
+	return ClaimKey(k[:])
 }
 
-func (c Claim) key() claimKey {
-	p := c.packed()
-	return claimKey(p[:])
-}
-
-func (k claimKey) claim() Claim { return packedClaim([]byte(k)).claim() }
-
-func (p packedClaim) claim() Claim {
-	addr := netip.AddrFrom16([16]byte(p[1:17]))
-	if p[0] == 0 {
+// Claim returns the claim of a key.
+func (k ClaimKey) Claim() Claim {
+	addr := netip.AddrFrom16([16]byte([]byte(k[1:17])))
+	if k[0] == 0 {
 		addr = addr.Unmap()
 	}
-	return Claim{addr, Protocol(p[17]), binary.BigEndian.Uint16(p[18:])}
+	return Claim{addr, Protocol(k[17]), binary.BigEndian.Uint16([]byte(k[18:]))}
 }
 
 // Conflicts are the claims that one service makes and does not get. They never change;
 // the next version shares the equal part with the last one.
 type Conflicts struct {
-	byClaim treap.Map[claimKey, Protection]
+	byClaim treap.Map[ClaimKey, Protection]
 }
 
 // Conflict is a claim that a service does not get.
@@ -58,7 +50,7 @@ type Conflict struct {
 }
 
 // all returns the conflicts by their claims; a nil receiver has none.
-func (c *Conflicts) all() (none treap.Map[claimKey, Protection]) {
+func (c *Conflicts) all() (none treap.Map[ClaimKey, Protection]) {
 	if c == nil {
 		return none
 	}
@@ -70,8 +62,20 @@ func (c *Conflicts) Has(claim Claim) bool {
 	if c == nil { // nearly always, and without the key
 		return false
 	}
-	_, found := c.byClaim.Get(claim.key())
+	_, found := c.byClaim.Get(claim.Key())
 	return found
+}
+
+// Edit returns the conflicts after sorted edits: the same ones if nothing changes, and nil if there are none.
+func (c *Conflicts) Edit(edits []treap.Edit[ClaimKey, Protection]) *Conflicts {
+	switch after := c.all().Apply(edits); {
+	case after == c.all():
+		return c
+	case after.Len() == 0:
+		return nil
+	default:
+		return &Conflicts{after}
+	}
 }
 
 // Len returns the number of conflicts; a nil receiver has none.
@@ -85,7 +89,7 @@ func (c *Conflicts) All() iter.Seq[Conflict] { return c.Since(nil) }
 func (c *Conflicts) Since(before *Conflicts) iter.Seq[Conflict] {
 	return func(yield func(Conflict) bool) {
 		for d := range treap.Diff(before.all(), c.all()) {
-			if d.HasNew && !yield(Conflict{d.Key.claim(), d.New}) {
+			if d.HasNew && !yield(Conflict{d.Key.Claim(), d.New}) {
 				return
 			}
 		}
@@ -96,38 +100,15 @@ func (c *Conflicts) Since(before *Conflicts) iter.Seq[Conflict] {
 // them only if the address is its cluster IP.
 type Protection string
 
-// Protected has the claims that are protected from external addresses, and from node ports
-// and health check node ports. A service still gets its own cluster IP.
-type Protected map[Claim]Protector
-
-// Protector says why a claim is protected.
-type Protector struct {
-	Protection Protection
-	// FromLoadBalancers protects the claim from addresses of status.loadBalancer too,
-	// not only from those of spec.externalIPs.
-	FromLoadBalancers bool
-	// Servers, if there are any, are endpoints to which the claim may lead: a service
-	// that sends all its connections to them gets the claim.
-	Servers *Servers
-}
-
-// against returns what protects the claim from services of that rank; empty for nothing.
-func (p Protector) against(r rank) Protection {
-	if r == asExternalIP || r == asLoadBalancer && p.FromLoadBalancers {
-		return p.Protection
-	}
-	return ""
-}
-
 // Owners names the owners of claims that several services make.
 type Owners struct {
-	names treap.Map[claimKey, Name]
+	names treap.Map[ClaimKey, Name]
 }
 
 // Of returns the service with the best right to a claim that several services make; empty if at
 // most one makes it. If the claim is among the Conflicts of that service, it is protected, and
 // nobody has it.
-func (o Owners) Of(c Claim) Name { return o.names.At(c.key()) }
+func (o Owners) Of(c Claim) Name { return o.names.At(c.Key()) }
 
 // Over returns the service that causes a conflict of another one: it has the claim, or the address
 // of a retained service.
@@ -136,4 +117,9 @@ func (o Owners) Over(loser Name, c Claim) Name {
 		return owner
 	}
 	return o.Of(Claim{Addr: c.Addr})
+}
+
+// Edit returns the owners after changes; an empty name is for none.
+func (o Owners) Edit(changes map[ClaimKey]Name) Owners {
+	return Owners{o.names.Apply(treap.Edits(changes))}
 }

@@ -2,11 +2,10 @@ package service
 
 import (
 	"cmp"
-	"iter"
-	"net/netip"
 	"slices"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/sorted"
 )
 
@@ -51,8 +50,8 @@ func (e Endpoint) rank() int {
 // Drained says that the endpoint's weight is 0: it gets no new connections, and keeps those that it has.
 func (e *Endpoint) Drained() bool { return e.Weight == NewWeight(0) }
 
-// weighted says that the endpoint has another weight than the default one, or a part of it.
-func (e *Endpoint) weighted() bool {
+// Weighted says that the endpoint has another weight than the default one, or a part of it.
+func (e *Endpoint) Weighted() bool {
 	return e.Weight != 0 || e.Share != WholeShare && e.Share != NoShare
 }
 
@@ -70,13 +69,41 @@ func (e *Endpoint) TakesNew() bool {
 // elsewhere.
 func (e *Endpoint) Serves() bool { return e.Share != NoShare && (e.Ready || e.Serving) }
 
-// endpointsAt yields the endpoints of one address, whatever their ports are.
-func (p *Port) endpointsAt(a netip.Addr) iter.Seq[Endpoint] {
-	return func(yield func(Endpoint) bool) {
-		for e := range p.Endpoints.From(Endpoint{Addr: netip.AddrPortFrom(a, 0)}) {
-			if e.Addr.Addr() != a || !yield(e) {
-				return
+// Count counts the endpoints of one family in all states. IPv4 sorts first.
+func (p *Port) Count(family ip.Family) int {
+	v4 := 0
+	for chunk := range p.Endpoints.Chunks() {
+		n, _ := slices.BinarySearchFunc(chunk, true, func(e Endpoint, _ bool) int {
+			if e.Addr.Addr().Is6() {
+				return 1
+			}
+			return -1
+		})
+		if v4 += n; n < len(chunk) {
+			break
+		}
+	}
+	if family == ip.V6 {
+		return p.Endpoints.Len() - v4
+	}
+	return v4
+}
+
+// HasEndpoints reports whether the port has endpoints for new connections, anywhere, in one family.
+func (p *Port) HasEndpoints(family ip.Family) bool {
+	for chunk := range p.Endpoints.Chunks() {
+		for i := range chunk {
+			if e := &chunk[i]; family.Has(e.Addr.Addr()) && e.TakesNew() {
+				return true
 			}
 		}
 	}
+	return false
+}
+
+// External reports whether the port can be reached, in one family, other than by a
+// cluster IP.
+func (s *Service) External(p *Port, family ip.Family) bool {
+	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, family.Has) || slices.ContainsFunc(s.LoadBalancerIPs,
+		family.Has)
 }

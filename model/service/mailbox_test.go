@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 func lit(m *service.Mailbox) bool {
@@ -27,7 +28,7 @@ func TestMailbox(t *testing.T) {
 	}
 	start := time.Now()
 	update := func(node string, after time.Duration) service.Update {
-		return service.Update{Snapshot: service.NewBuilder(service.Node{Name: node}).Snapshot(), Since: start.Add(after)}
+		return service.Update{Snapshot: snapshots.NewBuilder(service.Node{Name: node}).Snapshot(), Since: start.Add(after)}
 	}
 	m.Put(update("first", 1*time.Second))
 	m.Put(update("second", 2*time.Second))
@@ -90,7 +91,7 @@ func TestMailboxLosesNothing(t *testing.T) {
 	var writers sync.WaitGroup
 	writers.Go(func() {
 		for i := range last + 1 {
-			m.Put(service.Update{Snapshot: service.NewBuilder(service.Node{Name: strconv.Itoa(i)}).Snapshot()})
+			m.Put(service.Update{Snapshot: snapshots.NewBuilder(service.Node{Name: strconv.Itoa(i)}).Snapshot()})
 		}
 	})
 	timeout := time.After(time.Minute)

@@ -9,11 +9,6 @@ import (
 	"nftproxy/model/spelling"
 )
 
-// hasNodePort says whether some port has a node port.
-func (s *Service) hasNodePort() bool {
-	return slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort != 0 })
-}
-
 // NodePortAddresses says which of the node's addresses serve node ports. The
 // zero value is "primary": the node's first address of each family.
 type NodePortAddresses struct {

@@ -90,8 +90,8 @@ func parsePortRange(text string) (PortRange, error) {
 // "5060/TCP,10000-20000/UDP". It is empty for none. TCP comes before UDP before SCTP.
 type RangesByProtocol string
 
-// protocols lists the protocols that a service port can have.
-func protocols() []Protocol { return []Protocol{TCP, UDP, SCTP} }
+// Protocols lists the protocols that a service port can have.
+func Protocols() []Protocol { return []Protocol{TCP, UDP, SCTP} }
 
 // parsePortRanges reads the value of the annotation: ranges with their protocols, and commas between them. The first
 // range of the list may have blanks around it, as the others.
@@ -123,7 +123,7 @@ func beginningOf(word string) string { return word[:min(len(word), 20)] }
 // NewRangesByProtocol joins the ranges of each protocol.
 func NewRangesByProtocol(of func(Protocol) PortRanges) RangesByProtocol {
 	var texts []string
-	for _, p := range protocols() {
+	for _, p := range Protocols() {
 		for one := range of(p).All() {
 			texts = append(texts, one.String()+"/"+strings.ToUpper(p.String()))
 		}
@@ -211,16 +211,16 @@ func (s *Service) SetRangePorts() {
 	if s.Options.PortRanges == "" || s.RangesRefused() != "" {
 		return
 	}
-	for _, p := range protocols() {
+	for _, p := range Protocols() {
 		if ranges := s.Options.PortRanges.Of(p); ranges != "" {
 			s.Ports = append(s.Ports, Port{Protocol: p, Ranges: ranges})
 		}
 	}
-	s.fillRanges()
+	s.FillRanges()
 }
 
-// fillRanges gives the ports that are ranges the endpoints of the others. It changes the ports of s.
-func (s *Service) fillRanges() {
+// FillRanges gives the ports that are ranges the endpoints of the others. It changes the ports of s.
+func (s *Service) FillRanges() {
 	var all []Endpoint
 	for i := range s.Ports {
 		if s.Ports[i].IsRange() {
@@ -242,15 +242,8 @@ func (s *Service) fillRanges() {
 	}
 }
 
-// hasRanges says whether some port is ranges. They are behind all others.
-func (s *Service) hasRanges() bool { return len(s.Ports) > 0 && s.Ports[len(s.Ports)-1].IsRange() }
-
-// withoutRanges returns the service without the ports that are ranges.
-func (s *Service) withoutRanges() *Service {
-	c := *s
-	c.Ports = slices.DeleteFunc(slices.Clone(s.Ports), func(p Port) bool { return p.IsRange() })
-	return &c
-}
+// HasRanges says whether some port is ranges. They are behind all others.
+func (s *Service) HasRanges() bool { return len(s.Ports) > 0 && s.Ports[len(s.Ports)-1].IsRange() }
 
 // Endpoint returns the port's endpoint that a connection to a port number leads to if it goes on at the address to; nil
 // if that is none.
@@ -270,48 +263,3 @@ func (c Claim) IsRange() bool { return c.Protocol != 0 && c.Port == 0 && !c.Addr
 
 // Range returns the claim to ranges of the claim's address and protocol.
 func (c Claim) Range() Claim { return Claim{Addr: c.Addr, Protocol: c.Protocol} }
-
-// rangesOf returns the ranges of a protocol that the service has; a nil service has none.
-func (s *Service) rangesOf(p Protocol) PortRanges {
-	if s == nil {
-		return ""
-	}
-	for i := range s.Ports {
-		if s.Ports[i].Protocol == p && s.Ports[i].IsRange() {
-			return s.Ports[i].Ranges
-		}
-	}
-	return ""
-}
-
-// rangeList is the service's list among those that a node has; empty for none. The service may be nil.
-func (s *Service) rangeList() RangesByProtocol {
-	if s == nil || !s.hasRanges() {
-		return ""
-	}
-	return s.Options.PortRanges
-}
-
-// size is that of one list in the bound on different lists.
-func (RangesByProtocol) size() int { return 1 }
-
-// DefaultMaxRangeLists is the bound on different lists of port ranges. Each has chains and sets of its own in the
-// kernel, one for each protocol.
-const DefaultMaxRangeLists = 256
-
-// UnservedRanges says that a service's port ranges exceed the bound on different lists.
-type UnservedRanges struct {
-	// Limit is how many lists all services may have together. The services of one namespace bring in a quarter of them at
-	// most.
-	Limit int
-}
-
-// String reads like "no port range is served: ...".
-func (u *UnservedRanges) String() string {
-	return fmt.Sprintf("no port range is served: there is room for %d different lists of port ranges, and for %d by the "+
-		"Services of one namespace, the oldest Services first",
-		u.Limit, shareOf(u.Limit))
-}
-
-// nodeAddress is why a service does not get its ranges at an address.
-const nodeAddress Protection = "an address of the node, where ranges would take node ports and the node's own"

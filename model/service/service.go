@@ -265,9 +265,6 @@ func (s *Service) ID(p *Port) string {
 // RangesText stands in messages for a port that is ranges.
 const RangesText = "ranges"
 
-// whollyRetained says whether the service itself is retained, and not only its endpoints.
-func (s *Service) whollyRetained() bool { return s.Retained == RetainedService }
-
 // HasEndpoints reports whether some port has an endpoint; a nil service has none.
 func (s *Service) HasEndpoints() bool {
 	return s != nil && slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Endpoints.Len() > 0 })
@@ -284,10 +281,10 @@ func compareBools(a, b bool) int {
 	return -1
 }
 
-// equal compares by value. It does not use reflection, which takes some 50 times as long:
+// Equal compares by value. It does not use reflection, which takes some 50 times as long:
 // a service can have thousands of endpoints. Endpoints that both services share cost
 // nothing.
-func (s *Service) equal(o *Service) bool {
+func (s *Service) Equal(o *Service) bool {
 	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained &&
 		s.Options.Equal(o.Options) &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
@@ -304,7 +301,8 @@ func (p Port) equal(o Port) bool {
 		p.Endpoints.Equal(o.Endpoints)
 }
 
-func (n *Node) equal(o *Node) bool {
+// Equal compares by value, but for the settings.
+func (n *Node) Equal(o *Node) bool {
 	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending &&
 		n.Settings == o.Settings && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses) &&

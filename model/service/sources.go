@@ -205,12 +205,8 @@ func (f Firewall) Admitted(node *Node, family ip.Family) (sources []netip.Prefix
 	return ranges, false
 }
 
-// shares says that the firewalls have the same list of addresses in memory. It compares no address.
-func (f Firewall) shares(o Firewall) bool {
-	return len(f.Addresses) == len(o.Addresses) && (len(f.Addresses) == 0 || &f.Addresses[0] == &o.Addresses[0])
-}
-
-func (f Firewall) equal(o Firewall) bool {
+// Equal reports whether both let in the same sources to the same addresses.
+func (f Firewall) Equal(o Firewall) bool {
 	return f.Sources.Equal(o.Sources) && slices.Equal(f.Addresses, o.Addresses)
 }
 
@@ -218,7 +214,7 @@ func (f Firewall) equal(o Firewall) bool {
 // with the load balancer's address and port, whichever service it leads to (as in
 // kube-proxy). They never change.
 type Restrictions struct {
-	byClaim treap.Map[claimKey, *Restriction]
+	byClaim treap.Map[ClaimKey, *Restriction]
 }
 
 // Restriction is one such claim. If several services restrict it, By is the one with the
@@ -230,7 +226,7 @@ type Restriction struct {
 }
 
 // all returns the restrictions by their claims; a nil receiver has none.
-func (r *Restrictions) all() (none treap.Map[claimKey, *Restriction]) {
+func (r *Restrictions) all() (none treap.Map[ClaimKey, *Restriction]) {
 	if r == nil {
 		return none
 	}
@@ -239,13 +235,28 @@ func (r *Restrictions) all() (none treap.Map[claimKey, *Restriction]) {
 
 // On returns the restriction of a claim; a nil receiver has none.
 func (r *Restrictions) On(claim Claim) (Restriction, bool) {
-	if r == nil {
+	if r == nil { // nearly always, and without the key
 		return Restriction{}, false
 	}
-	if found := r.byClaim.At(claim.key()); found != nil {
+	if found := r.At(claim.Key()); found != nil {
 		return *found, true
 	}
 	return Restriction{}, false
+}
+
+// At returns the restriction of a claim, nil for none; a nil receiver has none.
+func (r *Restrictions) At(claim ClaimKey) *Restriction { return r.all().At(claim) }
+
+// Edit returns the restrictions after sorted edits: the same ones if nothing changes, and nil if there are none.
+func (r *Restrictions) Edit(edits []treap.Edit[ClaimKey, *Restriction]) *Restrictions {
+	switch after := r.all().Apply(edits); {
+	case after == r.all():
+		return r
+	case after.Len() == 0:
+		return nil
+	default:
+		return &Restrictions{after}
+	}
 }
 
 // All yields them in the order of the claims.
@@ -257,4 +268,31 @@ func (r *Restrictions) All() iter.Seq[Restriction] {
 			}
 		}
 	}
+}
+
+// NewRestrictions makes Restrictions of a list in any order; nil for none.
+func NewRestrictions(list []Restriction) *Restrictions {
+	if len(list) == 0 {
+		return nil
+	}
+	var r Restrictions
+	list = slices.Clone(list)
+	for i := range list {
+		r.byClaim = r.byClaim.Set(list[i].Claim.Key(), &list[i])
+	}
+	return &r
+}
+
+// Closed returns sources that let in nobody in the families that had ranges, and nil for nil.
+func (s *Sources) Closed() *Sources {
+	if s == nil {
+		return nil
+	}
+	var open []netip.Prefix
+	for _, family := range ip.Families() {
+		if _, all := s.Of(family); all {
+			open = append(open, netip.PrefixFrom(family.Unspecified(), 0))
+		}
+	}
+	return NewSources(open)
 }

@@ -9,10 +9,24 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
+
+var byValue = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})
+
+// seeds runs the test with n sources of randomness, always the same. With -short
+// it takes every tenth of them.
+func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
+	if testing.Short() {
+		n = (n + 9) / 10
+	}
+	for seed := range uint64(n) {
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { test(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
 
 func prefixes(words string) []netip.Prefix {
 	var list []netip.Prefix

@@ -1,13 +1,17 @@
 package service_test
 
 import (
+	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
 
@@ -113,7 +117,7 @@ func TestParseErrors(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		f.Add(gen.Snapshot(rng, everything).String())
+		f.Add(gen.Snapshot(rng, gen.Everything()).String())
 	}
 	f.Add("node -\nservice a created 0001-01-01T00:00:00Z\ncluster-ip ::ffff:1.2.3.4\nexternal-ip fe80::1%eth0\n")
 	f.Add("service a created 9999-12-31T23:59:59-01:00\nservice b created 2026-01-01T00:00:00.123456789Z\n")
@@ -133,4 +137,21 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("(-first +second):\n%s\n%s", diff, want)
 		}
 	})
+}
+
+// contents is what the text form has of a snapshot, as plain maps, for comparing by value.
+type contents struct {
+	Node             service.Node
+	Services, Others map[service.Name]*service.Service
+	CIDRs            map[string]netip.Prefix
+	Conflicts        map[service.Name][]service.Conflict
+}
+
+func contentsOf(s service.Snapshot) contents {
+	c := contents{*s.Node, maps.Collect(s.Services.All()), maps.Collect(s.Others.All()),
+		maps.Collect(s.ServiceCIDRs.All()), map[service.Name][]service.Conflict{}}
+	for name, conflicts := range s.Conflicts.All() {
+		c.Conflicts[name] = slices.Collect(conflicts.All())
+	}
+	return c
 }

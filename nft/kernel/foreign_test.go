@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	model "nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	compile "nftproxy/nft/ruleset"
@@ -98,7 +98,7 @@ func repair(t *testing.T, seed uint64, c *kernel.Conn, want *nft.Program) {
 
 func randomCluster(rng *rand.Rand, cfg compile.Config) *nft.Program {
 	node := gen.Node(rng)
-	b := model.NewBuilder(node)
+	b := snapshots.NewBuilder(node)
 	b.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 	for _, s := range gen.Services(rng, &node) {
 		b.Set(s)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -148,7 +149,7 @@ func fuzzedProgram(t testing.TB) *nft.Program {
 	for {
 		cfg, _ := gen.Config(rng)
 		node := gen.Node(rng)
-		b := service.NewBuilder(node)
+		b := snapshots.NewBuilder(node)
 		b.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 		for _, s := range gen.Services(rng, &node)[:3] {
 			b.Set(s)

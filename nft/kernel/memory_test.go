@@ -16,6 +16,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	model "nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	compiler "nftproxy/nft/ruleset"
@@ -60,13 +61,13 @@ func loopWithoutMemory(t *testing.T, late bool) {
 type memoryLoop struct {
 	*testing.T
 	conn     *kernel.Conn
-	services *model.Builder
+	services *snapshots.Builder
 	mailbox  *model.Mailbox
 	syncs    chan proxy.Sync
 }
 
 func runLoop(t *testing.T, conn *kernel.Conn) *memoryLoop {
-	l := &memoryLoop{t, conn, model.NewBuilder(gen.PlainNode()), model.NewMailbox(), make(chan proxy.Sync)}
+	l := &memoryLoop{t, conn, snapshots.NewBuilder(gen.PlainNode()), model.NewMailbox(), make(chan proxy.Sync)}
 	cfg := compiler.Config{Table: tableName,
 		Settings: model.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
 	c := proxy.DefaultConfig()

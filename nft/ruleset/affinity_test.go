@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -32,7 +33,7 @@ func affinitySnapshot(policy service.TrafficPolicy, local int, endpoints ...stri
 		list = append(list, endpoint)
 	}
 	p.Endpoints = service.MergeEndpoints(list)
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	b.Set(&service.Service{
 		Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("172.30.0.41")},
 		ExternalPolicy: policy, AffinityTimeout: 3600e9, Ports: []service.Port{p},
@@ -44,7 +45,7 @@ func affinitySnapshot(policy service.TrafficPolicy, local int, endpoints ...stri
 // of no other Service's.
 func TestAffinityMaps(t *testing.T) {
 	s := affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080")
-	b := service.NewBuilder(*s.Node)
+	b := snapshots.NewBuilder(*s.Node)
 	for _, svc := range s.Services.All() {
 		b.Set(svc)
 	}
@@ -141,7 +142,7 @@ func TestAffinityShrunk(t *testing.T) {
 		{"here as well", affinitySnapshot(service.Local, 2, "10.0.0.1:8080", "10.0.0.2:8080"), ""},
 		{"no outsiders' list: the map is not wanted", affinitySnapshot(service.Cluster, 1, "10.0.0.1:8080", "10.0.0.2:8080"),
 			""},
-		{"service gone", service.NewBuilder(service.Node{}).Snapshot(), ""},
+		{"service gone", snapshots.NewBuilder(service.Node{}).Snapshot(), ""},
 	} {
 		old, fresh := ruleset.Compile(cfg, before), ruleset.Compile(cfg, test.after)
 		var got []string
@@ -157,7 +158,7 @@ func TestAffinityShrunk(t *testing.T) {
 		}
 		// An address that comes may have been there earlier, and the new program did not
 		// make it.
-		if n := len(ruleset.AffinityShrunk(ruleset.Compile(cfg, service.NewBuilder(service.Node{}).Snapshot()),
+		if n := len(ruleset.AffinityShrunk(ruleset.Compile(cfg, snapshots.NewBuilder(service.Node{}).Snapshot()),
 			fresh)); n != len(ruleset.AffinityMaps(fresh)) {
 			t.Errorf("%s: %d maps concerned where all are new", test.name, n)
 		}
@@ -170,7 +171,7 @@ func TestAffinityOfManyPorts(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cost := func(ports int) time.Duration {
-		builder := service.NewBuilder(gen.PlainNode())
+		builder := snapshots.NewBuilder(gen.PlainNode())
 		s := gen.UniformService(1, 64)
 		port := s.Ports[0]
 		s.AffinityTimeout, s.Ports = time.Hour, nil
@@ -199,7 +200,7 @@ func TestAffinityOfManyPorts(t *testing.T) {
 // TestAffinityOneEndpointForAllAddresses: a client gets the same endpoint by all addresses
 // of a Service, whichever it uses first.
 func TestAffinityOneEndpointForAllAddresses(t *testing.T) {
-	b := service.NewBuilder(service.Node{Name: "node-0", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 	var list []service.Endpoint
 	for i := range 50 {
 		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080),
@@ -235,7 +236,7 @@ func TestAffinityOneEndpointForAllAddresses(t *testing.T) {
 // kernel and nft accept, and that no other Service port uses.
 func TestAffinityNames(t *testing.T) {
 	long := strings.Repeat("a", 253)
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	timeouts := service.ParseTimeouts("udp-10m-24h") // the longest name of an object
 	var names []service.Name
 	for i, name := range []string{long, long[1:] + "b", "web", "web-masquerade", "web-local", "learn-5"} {

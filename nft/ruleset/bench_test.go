@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -57,7 +58,7 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkOneEndpoint(b *testing.B) {
 	for _, n := range []int{1_000, 30_000} {
 		b.Run(fmt.Sprintf("%dx10", n), func(b *testing.B) {
-			builder := service.NewBuilder(gen.PlainNode())
+			builder := snapshots.NewBuilder(gen.PlainNode())
 			for i := range n {
 				builder.Set(gen.UniformService(i, 10))
 			}
@@ -83,7 +84,7 @@ func BenchmarkOneEndpoint(b *testing.B) {
 // affinity for every service: it finds out whether a change calls for a sweep, and which
 // clients the sweep may keep.
 func BenchmarkAffinity(b *testing.B) {
-	builder := service.NewBuilder(gen.PlainNode())
+	builder := snapshots.NewBuilder(gen.PlainNode())
 	builder.SetMaxAffinityPorts(1 << 20)
 	set := func(s *service.Service) {
 		s.AffinityTimeout = 3 * time.Hour

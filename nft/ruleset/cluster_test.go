@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/gen"
 )
 
@@ -43,7 +44,7 @@ func (s *script) Uint64() uint64 {
 
 // build makes a snapshot, in which some endpoints are growing.
 func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix) service.Snapshot {
-	b := service.NewBuilder(node)
+	b := snapshots.NewBuilder(node)
 	b.SetServiceCIDRs(cidrs)
 	for _, s := range services {
 		b.Set(s)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
@@ -22,7 +23,7 @@ import (
 type randomHistory struct {
 	rng     *rand.Rand
 	node    service.Node
-	builder *service.Builder
+	builder *snapshots.Builder
 	changes []gen.Change
 	// growth draws for itself, so that it changes nothing else of what is drawn.
 	growth *rand.Rand
@@ -30,7 +31,7 @@ type randomHistory struct {
 
 func newHistory(rng *rand.Rand) *randomHistory {
 	node := gen.Node(rng)
-	return &randomHistory{rng, node, service.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything()),
+	return &randomHistory{rng, node, snapshots.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything()),
 		rand.New(rand.NewPCG(0, 5))}
 }
 
@@ -89,7 +90,7 @@ func TestMemoised(t *testing.T) {
 // TestUnlistedClusterIPs: postrouting looks for cluster IPs only while there is one that
 // is in no ServiceCIDR.
 func TestUnlistedClusterIPs(t *testing.T) {
-	b := service.NewBuilder(service.Node{Name: "node-1"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-1"})
 	c := ruleset.NewCompiler(ruleset.Config{Table: "t"})
 	svc := func(name, ip string) *service.Service {
 		return &service.Service{
@@ -210,7 +211,7 @@ func TestSequences(t *testing.T) {
 // address, whatever the size of the cluster and the service.
 func TestOneEndpoint(t *testing.T) {
 	cfg := ruleset.Config{Table: ruleset.DefaultTable}
-	b := service.NewBuilder(gen.PlainNode())
+	b := snapshots.NewBuilder(gen.PlainNode())
 	for i := range 50 {
 		b.Set(gen.UniformService(i, 10))
 	}
@@ -261,7 +262,7 @@ func withEndpoint(s *service.Service, i int, addr string) *service.Service {
 // only elements do.
 func TestSizeOfRules(t *testing.T) {
 	cluster := func(n int) nft.Counts {
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		for i := range n {
 			b.Set(gen.UniformService(i, i%7))
 		}
@@ -287,7 +288,7 @@ func TestManyAtOnce(t *testing.T) {
 	slices.SortFunc(numbers, func(a, b int) int {
 		return strings.Compare(string(gen.UniformService(a, 0).Name), string(gen.UniformService(b, 0).Name))
 	})
-	b, c := service.NewBuilder(gen.PlainNode()), ruleset.NewCompiler(benchConfig())
+	b, c := snapshots.NewBuilder(gen.PlainNode()), ruleset.NewCompiler(benchConfig())
 	// Each step says how many endpoints the i-th service has.
 	for step, endpoints := range []func(i int) int{
 		func(i int) int { return 1 + 2*i/services },

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -17,7 +18,7 @@ import (
 // countedSnapshot has two Services at openAddress and restrictedAddress, the first with the
 // given endpoints.
 func countedSnapshot(endpoints ...string) service.Snapshot {
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	first := withRanges("ns/first", netip.MustParseAddr("10.96.0.1"), openAddress, 1, 0)
 	var list []service.Endpoint
 	for _, e := range endpoints {

@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 )
 
 // manyServices has n Services with as many endpoints each, at UDP port 80.
 func manyServices(n, endpoints int) service.Snapshot {
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	for i := range n {
 		var list []service.Endpoint
 		for e := range endpoints {

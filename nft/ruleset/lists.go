@@ -5,12 +5,12 @@ import (
 	"slices"
 
 	"nftproxy/model/service"
-	"nftproxy/model/slots"
+	"nftproxy/model/share"
 	"nftproxy/model/sorted"
 	"nftproxy/nft"
 )
 
-// endpointLists is a service.Choice in the form of the program.
+// endpointLists is a share.Choice in the form of the program.
 type endpointLists struct {
 	cluster, local targetList
 	anywhere       bool
@@ -34,7 +34,7 @@ func (l targetList) slots() int {
 // keeps them for ports with many endpoints: then the next lists cost what differs.
 type portLists struct {
 	endpointLists
-	choice service.Choice
+	choice share.Choice
 }
 
 // listsAfter returns the lists of a port; last has its previous lists, nil if unknown.
@@ -42,7 +42,7 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 	if last == nil {
 		last = &portLists{}
 	}
-	choice := c.svc.ChooseAfter(&last.choice, p, c.node, c.family)
+	choice := share.ChooseAfter(c.svc, &last.choice, p, c.node, c.family)
 	return portLists{endpointLists{
 		c.list(p, &choice, choice.Cluster, c.targetsAfter(last.cluster.Targets, last.choice.Cluster, choice.Cluster)),
 		c.list(p, &choice, choice.Local, c.targetsAfter(last.local.Targets, last.choice.Local, choice.Local)),
@@ -52,12 +52,12 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 
 // list returns the list of the addresses, with a row if one slot for each is not enough. The row takes no history, so
 // that all nodes make the same one of the same endpoints.
-func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs service.Addresses,
+func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs share.Addresses,
 	targets nft.Targets) targetList {
 	list := targetList{Targets: targets}
 	size := 0
 	if c.svc.Options.Balance != service.ByRandom {
-		size = slots.TableSize(targets.Len(), c.svc.MaxSlots())
+		size = share.TableSize(targets.Len(), share.MaxSlots(c.svc))
 	}
 	if size == 0 && !choice.Weighted || targets.Len() < 2 {
 		return list
@@ -69,12 +69,12 @@ func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs se
 	values := slices.Collect(targets.All())
 	if size > 0 {
 		list.row = &nft.Row{Slots: make([]nft.Value, size), Fixed: true}
-		for slot, i := range slots.Table(values, weights, size) {
+		for slot, i := range share.Table(values, weights, size) {
 			list.row.Slots[slot] = values[i]
 		}
 		return list
 	}
-	counts := slots.Counts(weights, c.svc.MaxSlots())
+	counts := share.Drawn(weights, share.MaxSlots(c.svc))
 	if counts == nil {
 		return list
 	}
@@ -90,7 +90,7 @@ const fewChanges = 8
 
 // targetsAfter returns the targets of the addresses. known has the targets of the
 // previous addresses.
-func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs service.Addresses) nft.Targets {
+func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs share.Addresses) nft.Targets {
 	if !previous.Long() || !addrs.Long() {
 		return sorted.Of(c.targets(addrs))
 	}
@@ -110,7 +110,7 @@ func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs servic
 
 // targets returns the addresses in the form of the program. They are cut from one
 // string, so that a service of many endpoints costs one allocation.
-func (c *serviceCompiler) targets(addrs service.Addresses) []nft.Value {
+func (c *serviceCompiler) targets(addrs share.Addresses) []nft.Value {
 	if addrs.Len() == 0 {
 		return nil
 	}
@@ -144,7 +144,7 @@ func (c *serviceCompiler) appendTarget(b []byte, a netip.AddrPort) []byte {
 func (c *compiledService) keepPort(i int, svc *service.Service, p *portLists) {
 	on := portOnNode{p.choice.OnNode, p.choice.MaybeOnNode}
 	if on.maybe.Len() > MaxMaybeOnNode {
-		on.maybe = service.Addresses{}
+		on.maybe = share.Addresses{}
 	}
 	if on.here.Len()+on.maybe.Len() > 0 {
 		c.local = append(c.local, on)
@@ -164,14 +164,14 @@ func (c *compiledService) keepPort(i int, svc *service.Service, p *portLists) {
 const MaxMaybeOnNode = 1000
 
 // portOnNode has the endpoints of a port that run on the node, and those that may do so.
-type portOnNode struct{ here, maybe service.Addresses }
+type portOnNode struct{ here, maybe share.Addresses }
 
 // setLocal sets the lists of a service's endpoints on the node. The table has one
 // hairpin element for each address in any such list.
 func (t *tableCompiler) setLocal(name service.Name, lists []portOnNode) {
 	old := t.local[name]
 	var touched []netip.Addr
-	count := func(kind needKind, before, after service.Addresses) {
+	count := func(kind needKind, before, after share.Addresses) {
 		for c := range sorted.Diff(before, after) {
 			a, by := c.New, 1
 			if a == nil {

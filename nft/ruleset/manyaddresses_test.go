@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -31,7 +32,7 @@ func manyAddresses(n int, balanced bool) *service.Service {
 // whichever of them may reach the others.
 func TestElementsOfManyAddresses(t *testing.T) {
 	for _, balanced := range []bool{true, false} {
-		b := service.NewBuilder(gen.PlainNode())
+		b := snapshots.NewBuilder(gen.PlainNode())
 		s := manyAddresses(4000, balanced)
 		b.Set(s)
 		n := 0
@@ -50,7 +51,7 @@ func BenchmarkManyAddresses(b *testing.B) {
 	config := benchConfig()
 	config.AnswerPing = true
 	for _, n := range []int{1500, 15_000} {
-		builder := service.NewBuilder(gen.PlainNode())
+		builder := snapshots.NewBuilder(gen.PlainNode())
 		builder.Set(manyAddresses(n, false))
 		snapshot := builder.Snapshot()
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -127,7 +128,7 @@ func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay 
 			"daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n}\n"))
 		return w
 	}
-	builder := service.NewBuilder(gen.PlainNode())
+	builder := snapshots.NewBuilder(gen.PlainNode())
 	for i := range 9_999 {
 		builder.Set(gen.UniformService(i, 10))
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -145,7 +146,7 @@ func settle(b *testing.B, c *kernel.Conn, pair [2]*nft.Program, batches *[2]nft.
 func BenchmarkManyLists(b *testing.B) {
 	for _, n := range []int{500, 2000, 4000} {
 		for _, kind := range []string{"distinct", "equal"} {
-			builder := service.NewBuilder(service.Node{Name: "node",
+			builder := snapshots.NewBuilder(service.Node{Name: "node",
 				Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 			builder.SetMaxSourceLists(1 << 20)
 			for i := range n {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -63,7 +64,7 @@ func withRanges(name string, cluster, balancer netip.Addr, ports, ranges int, ot
 }
 
 func rangesProgram(services ...*service.Service) *nft.Program {
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	b.SetMaxSourceLists(1 << 20)
 	for _, s := range services {
 		b.Set(s)

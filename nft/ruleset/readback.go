@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nftproxy/model/claims"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -129,7 +130,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	for name, s := range r.services {
 		svc := s.service(r)
 		snapshot.Services = snapshot.Services.Set(name, svc)
-		if conflicts := svc.ConflictsGivenOwners(func(c service.Claim) service.Name {
+		if conflicts := claims.GivenOwners(svc, func(c service.Claim) service.Name {
 			return r.owners[c]
 		}); conflicts != nil {
 			snapshot.Conflicts = snapshot.Conflicts.Set(name, conflicts)

@@ -13,6 +13,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -243,7 +244,7 @@ func reachable(s service.Snapshot) []string {
 					continue
 				}
 				all = append(all, fmt.Sprintf("%s %s", text, svc.ID(port)))
-				choice := svc.Choose(port, s.Node, ip.Of(c.Addr))
+				choice := share.Choose(svc, port, s.Node, ip.Of(c.Addr))
 				lists := [][]netip.AddrPort{slices.Collect(choice.Cluster.All()), slices.Collect(choice.Local.All())}
 				if slices.Contains(svc.ClusterIPs, c.Addr) {
 					lists = lists[:1]

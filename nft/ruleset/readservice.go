@@ -9,7 +9,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
-	"nftproxy/model/slots"
+	"nftproxy/model/share"
 	"nftproxy/nft"
 )
 
@@ -400,7 +400,7 @@ func weightsOf(cluster, local readList) map[netip.AddrPort]service.Weight {
 	if i := slices.IndexFunc(local.targets, cluster.has); i >= 0 {
 		shared := local.targets[i]
 		perCluster, perLocal = local.slotsOf(shared), cluster.slotsOf(shared)
-		divisor := int(slots.GCD(uint64(perCluster), uint64(perLocal)))
+		divisor := int(share.GCD(uint64(perCluster), uint64(perLocal)))
 		perCluster, perLocal = perCluster/divisor, perLocal/divisor
 	}
 	numbers := make(map[netip.AddrPort]int, len(cluster.targets)+len(local.targets))

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -31,7 +32,7 @@ const directNodePort = 30514
 
 // refusingProgram has a Service for each cause of a refusal, and open ones.
 func refusingProgram() *nft.Program {
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{nodeAddress}})
+	b := snapshots.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{nodeAddress}})
 	b.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")})
 	b.Set(withRanges("ns/open", netip.MustParseAddr("10.96.0.1"), openAddress, 2, 0))
 	b.Set(withRanges("ns/restricted", netip.MustParseAddr("10.96.0.2"), restrictedAddress, 2, 10))

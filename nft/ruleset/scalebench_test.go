@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -17,7 +18,7 @@ import (
 // number in the last ten seconds: then its chain is new.
 func BenchmarkScale(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{10_000, 10}, {44_000, 1}} {
-		builder := service.NewBuilder(gen.PlainNode())
+		builder := snapshots.NewBuilder(gen.PlainNode())
 		for i := range size.services {
 			builder.Set(gen.UniformService(i, size.endpoints))
 		}
@@ -78,7 +79,7 @@ func scale(b *testing.B, pair [2]*nft.Program) {
 // BenchmarkAllElements changes every element of the largest Service: each of its endpoints gets another port.
 func BenchmarkAllElements(b *testing.B) {
 	const ports, endpoints = 256, 1022
-	builder := service.NewBuilder(gen.PlainNode())
+	builder := snapshots.NewBuilder(gen.PlainNode())
 	builder.SetMaxElements(service.DefaultMaxElements)
 	large := func(port uint16) *service.Service {
 		s := gen.UniformService(1, 0)

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
 )
@@ -15,7 +15,7 @@ func TestNodeSettings(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	first, _ := gen.Config(rng)
 	c := ruleset.NewCompiler(first)
-	b := service.NewBuilder(gen.PlainNode())
+	b := snapshots.NewBuilder(gen.PlainNode())
 	for i := range 50 {
 		random, _ := gen.Config(rng)
 		node := gen.PlainNode()

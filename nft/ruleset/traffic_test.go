@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -18,7 +19,7 @@ import (
 type trial struct {
 	*oracle
 	rng      *rand.Rand
-	builder  *service.Builder
+	builder  *snapshots.Builder
 	compiler *ruleset.Compiler
 	program  *nft.Program
 	state    nft.State
@@ -33,7 +34,7 @@ func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
 	services, ranges := randomServices(rng, &node), gen.ServiceCIDRs(rng)
 	c := &trial{
 		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, netip.AddrPort{}, seen},
-		rng:    rng, builder: service.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
+		rng:    rng, builder: snapshots.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
 	}
 	c.builder.SetServiceCIDRs(ranges)
 	for _, s := range services {

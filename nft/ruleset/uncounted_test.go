@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -17,7 +17,7 @@ import (
 func TestUncounted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	node := gen.Node(rng)
-	b := service.NewBuilder(node)
+	b := snapshots.NewBuilder(node)
 	for _, s := range gen.Services(rng, &node) {
 		b.Set(s)
 	}

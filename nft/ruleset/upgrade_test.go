@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -66,7 +67,7 @@ func sharedAffinity(t *nft.Table) *nft.Table {
 // TestAdoptSharedAffinity: an earlier version had one map of clients for all services.
 // Its tables become ours without a gap. The remembered clients are forgotten.
 func TestAdoptSharedAffinity(t *testing.T) {
-	b := service.NewBuilder(service.Node{Name: "node-0"})
+	b := snapshots.NewBuilder(service.Node{Name: "node-0"})
 	var list []service.Endpoint
 	for _, e := range []string{"10.0.0.1:8080", "10.0.0.2:8080"} {
 		list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})

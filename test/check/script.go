@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
 )
@@ -23,7 +24,7 @@ type Event struct {
 	key string
 	// world and builder make the change.
 	world   func(*world)
-	builder func(*service.Builder)
+	builder func(*snapshots.Builder)
 }
 
 // world is all objects, as they are after some events.
@@ -79,18 +80,18 @@ func NewScript(rng *rand.Rand, steps int) Script {
 }
 
 func nodeEvent(n service.Node) Event {
-	return Event{"node", func(w *world) { w.node = n }, func(b *service.Builder) { b.SetNode(n) }}
+	return Event{"node", func(w *world) { w.node = n }, func(b *snapshots.Builder) { b.SetNode(n) }}
 }
 
 func cidrEvent(list []netip.Prefix) Event {
-	return Event{"cidrs", func(w *world) { w.cidrs = list }, func(b *service.Builder) { b.SetServiceCIDRs(list) }}
+	return Event{"cidrs", func(w *world) { w.cidrs = list }, func(b *snapshots.Builder) { b.SetServiceCIDRs(list) }}
 }
 
 func serviceEvent(name service.Name, s *service.Service) Event {
 	if s == nil {
-		return Event{string(name), func(w *world) { delete(w.services, name) }, func(b *service.Builder) { b.Delete(name) }}
+		return Event{string(name), func(w *world) { delete(w.services, name) }, func(b *snapshots.Builder) { b.Delete(name) }}
 	}
-	return Event{string(name), func(w *world) { w.services[name] = s }, func(b *service.Builder) { b.Set(s) }}
+	return Event{string(name), func(w *world) { w.services[name] = s }, func(b *snapshots.Builder) { b.Set(s) }}
 }
 
 // shuffled is the events in another order. Those with the same key keep theirs.
@@ -124,8 +125,8 @@ func (s *Script) Final() (*service.Snapshot, *ruleset.Config) {
 }
 
 // builder has the whole world, built in a random order; a nil rng takes that of the names.
-func (w *world) builder(rng *rand.Rand) *service.Builder {
-	b := service.NewBuilder(w.node)
+func (w *world) builder(rng *rand.Rand) *snapshots.Builder {
+	b := snapshots.NewBuilder(w.node)
 	b.SetServiceCIDRs(w.cidrs)
 	names := slices.Sorted(maps.Keys(w.services))
 	if rng != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -127,7 +128,7 @@ type runner struct {
 	counts Counts
 	now    time.Time
 
-	builder  *service.Builder
+	builder  *snapshots.Builder
 	compiler *ruleset.Compiler
 	want     *nft.Program
 	state    nft.State

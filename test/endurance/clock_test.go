@@ -13,6 +13,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
@@ -67,7 +68,7 @@ type days struct {
 	*testing.T
 	rng            *rand.Rand
 	kernel         *modelKernel
-	services       *service.Builder
+	services       *snapshots.Builder
 	mailbox        *service.Mailbox
 	changes, syncs int
 	last           proxy.Sync
@@ -75,7 +76,7 @@ type days struct {
 
 func startDays(t *testing.T, seed uint64) *days {
 	d := &days{T: t, rng: rand.New(rand.NewPCG(seed, 0)), kernel: &modelKernel{model: nft.NewModel()},
-		services: service.NewBuilder(gen.PlainNode()), mailbox: service.NewMailbox()}
+		services: snapshots.NewBuilder(gen.PlainNode()), mailbox: service.NewMailbox()}
 	d.kernel.rng = rand.New(rand.NewPCG(seed, 1))
 	loop := proxy.New(proxy.DefaultConfig(), d.kernel, ruleset.NewCompiler(config()).Compile, func(s proxy.Sync) {
 		d.syncs++

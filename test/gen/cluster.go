@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft/ruleset"
 )
 
@@ -124,11 +125,11 @@ func Services(rng *rand.Rand, node *service.Node) []*service.Service {
 
 // Cluster returns a random configuration, a node and its services, and a builder that has
 // them, some with growing endpoints.
-func Cluster(rng *rand.Rand) (ruleset.Config, *service.Node, []*service.Service, *service.Builder) {
+func Cluster(rng *rand.Rand) (ruleset.Config, *service.Node, []*service.Service, *snapshots.Builder) {
 	cfg, _ := Config(rng)
 	node := Node(rng)
 	services := Services(rng, &node)
-	b := service.NewBuilder(node)
+	b := snapshots.NewBuilder(node)
 	for _, s := range services {
 		b.Set(s)
 	}

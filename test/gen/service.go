@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // Options are the sizes of the pools. A zero field takes the default.
@@ -245,7 +246,7 @@ func Changes(rng *rand.Rand, n int, opts Options) []Change {
 }
 
 // Apply makes the change.
-func (c Change) Apply(b *service.Builder) {
+func (c Change) Apply(b *snapshots.Builder) {
 	if c.Service == nil {
 		b.Delete(c.Name)
 		return
@@ -255,7 +256,7 @@ func (c Change) Apply(b *service.Builder) {
 
 // Snapshot returns a snapshot with random services of about half of the pool's names.
 func Snapshot(rng *rand.Rand, opts Options) service.Snapshot {
-	b := service.NewBuilder(PlainNode())
+	b := snapshots.NewBuilder(PlainNode())
 	for i := range opts.filled().Names {
 		if rng.IntN(2) == 0 {
 			b.Set(NamedService(rng, Name(i), opts))
@@ -268,7 +269,7 @@ func Snapshot(rng *rand.Rand, opts Options) service.Snapshot {
 // cluster IP, TCP port 80 and the same number of ready endpoints (255 at most). No two
 // services share an address. Every tenth service has a node port.
 func Uniform(n, endpoints int) service.Snapshot {
-	b := service.NewBuilder(PlainNode())
+	b := snapshots.NewBuilder(PlainNode())
 	for i := range n {
 		b.Set(UniformService(i, endpoints))
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // ReadSnapshot reads what service.Snapshot.String writes. Lines that start with # and blank
@@ -30,7 +31,7 @@ func ReadSnapshot(r io.Reader) (service.Snapshot, error) {
 	if err := lines.Err(); err != nil {
 		return service.Snapshot{}, fmt.Errorf("parse snapshot: %w", err)
 	}
-	b := service.NewBuilder(p.node)
+	b := snapshots.NewBuilder(p.node)
 	b.SetServiceCIDRs(p.cidrs)
 	for _, s := range p.services {
 		if s.otherProxy {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -40,7 +41,7 @@ func (s *Scenario) Beyond(p *nft.Program) string {
 
 // fixtureSnapshot is the snapshot of Fixture.
 func fixtureSnapshot() service.Snapshot {
-	b := service.NewBuilder(service.Node{
+	b := snapshots.NewBuilder(service.Node{
 		Name:      NodeName,
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("2001:db8::1")},
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.180.0.0/24"), netip.MustParsePrefix("fd00:10:180::/64")},

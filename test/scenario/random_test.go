@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -202,7 +203,7 @@ func (c *randomCluster) swapEndpoints() {
 }
 
 func (c *randomCluster) snapshot() service.Snapshot {
-	b := service.NewBuilder(c.node)
+	b := snapshots.NewBuilder(c.node)
 	b.SetServiceCIDRs(c.cidrs)
 	for _, s := range c.services {
 		b.Set(s)

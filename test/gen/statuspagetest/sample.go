@@ -19,6 +19,7 @@ import (
 	"nftproxy/look/explain"
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // New makes a page on node-1 that is ready, before its first sync.
@@ -83,8 +84,8 @@ func Node() service.Node {
 }
 
 // Cluster has a Service of each state.
-func Cluster() *service.Builder {
-	b := service.NewBuilder(Node())
+func Cluster() *snapshots.Builder {
+	b := snapshots.NewBuilder(Node())
 	b.SetMaxAffinityPorts(1)
 	ready := Endpoint("10.244.0.1:8080", "ready here")
 	for _, s := range []service.Service{
@@ -112,7 +113,7 @@ func Cluster() *service.Builder {
 }
 
 // Many adds so many further Services to a cluster. One in ten has no endpoint.
-func Many(b *service.Builder, services int) {
+func Many(b *snapshots.Builder, services int) {
 	b.Expect(services)
 	for i := range services {
 		at := netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
@@ -52,7 +53,7 @@ table inet test {
 
 // services has two endpoints, of which one is on the node, and the node itself.
 func services() service.Snapshot {
-	b := service.NewBuilder(service.Node{Name: scenario.NodeName})
+	b := snapshots.NewBuilder(service.Node{Name: scenario.NodeName})
 	s := &service.Service{Name: "ns/s"}
 	for _, protocol := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
 		var list []service.Endpoint
