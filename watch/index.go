@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"nftproxy/model/parallel"
-	"nftproxy/model/retention"
 	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
 )
@@ -60,7 +59,7 @@ type index struct {
 	at, due  time.Time
 	releases bool
 	// retention has the Services that a list lacks and that are served all the same.
-	retention *retention.Retention
+	retention *retention
 	// manifests says that the source is one that people edit: its word counts unless it
 	// has no object at all.
 	manifests bool
@@ -107,7 +106,7 @@ func newIndex(node string) *index {
 		cidrs:       map[service.Name]*cidrObject{},
 		node:        newNodeState(),
 		kubeletPort: defaultKubeletPort,
-		retention:   retention.New(0),
+		retention:   newRetention(0),
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"nftproxy/model/retention"
 	"nftproxy/model/service"
 )
 
@@ -191,7 +190,7 @@ func (w *Watcher) retainFormer() {
 	w.mu.Lock()
 	node, missing := w.index.builder.Node(), len(w.index.lossOfFormer(names))
 	w.mu.Unlock()
-	if !retention.Suspicious(missing, len(names)) {
+	if !suspicious(missing, len(names)) {
 		return
 	}
 	services, err := w.opts.Former.Services(node)
@@ -222,7 +221,7 @@ func (ix *index) retainFormer(former []*service.Service, now time.Time) {
 	l := loss{missing: ix.lossOfFormer(names), serving: len(names)}
 	lost := map[service.Name]bool{}
 	for _, name := range l.missing {
-		lost[name] = retention.Suspicious(len(l.missing), l.serving)
+		lost[name] = suspicious(len(l.missing), l.serving)
 	}
 	for _, s := range former {
 		if lost[s.Name] {
@@ -309,7 +308,7 @@ type MissingError struct {
 func (e *MissingError) Error() string {
 	return fmt.Sprintf("a list lacks all %d Services that serve, or their EndpointSlices (%s): they are not served on "+
 		"(--nftproxy-retain-missing serves %d or more on for a while)",
-		e.Services, e.Examples, retention.Least)
+		e.Services, e.Examples, leastMissing)
 }
 
 // RemovedError says that retained Services, or their endpoints, are no longer served.

@@ -62,7 +62,7 @@ func (s *store[K]) delete(object K) {
 }
 
 // replace puts the list in the place of all objects, in one step: at the start, and when the API server lists again.
-// Where the list lacks most Services or their endpoints, these are retained (model/retention).
+// Where the list lacks most Services or their endpoints, these are retained (retention.go).
 func (s *store[K]) replace(objects []K) {
 	now := time.Now()
 	s.watcher.change(func(ix *index) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"nftproxy/model/pace"
-	"nftproxy/model/retention"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 )
@@ -60,7 +59,7 @@ type Options struct {
 	// of them by the Services of one namespace; 0 means service.DefaultMaxSourceLists.
 	MaxSourceLists int
 	// Retain is how long Services are still served after a list lacks them, if it lacks most
-	// Services (model/retention); 0 means not at all.
+	// Services (retention.go); 0 means not at all.
 	Retain time.Duration
 	// Former reads the Services that the rules served before the start. It may be nil.
 	Former Former
@@ -137,7 +136,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	}
 	ix := newIndex(opts.Node)
 	ix.start = time.Now()
-	ix.retention = retention.New(opts.Retain)
+	ix.retention = newRetention(opts.Retain)
 	ix.options, ix.unprotected = opts, true
 	ix.builder.SetMaxElements(cmp.Or(opts.MaxElements, service.DefaultMaxElements))
 	ix.builder.SetMaxAllElements(cmp.Or(opts.MaxAllElements, service.DefaultMaxAllElements))

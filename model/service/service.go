@@ -111,7 +111,7 @@ type SlicePort struct {
 const MaxOtherPorts = 10
 
 // Retained says what of a service a list of the source lacks, although it was served before. The
-// service is still served for a while, since the list may be wrong (model/retention).
+// service is still served for a while, since the list may be wrong (watch/retention.go).
 type Retained uint8
 
 // What is retained: nothing, all endpoints, or the service with its endpoints. A retained

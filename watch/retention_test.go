@@ -1,4 +1,4 @@
-package retention_test
+package watch
 
 import (
 	"fmt"
@@ -6,11 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/model/retention"
 	"nftproxy/model/service"
 )
 
-func names(first, n int) []service.Name {
+func namesFrom(first, n int) []service.Name {
 	var list []service.Name
 	for i := range n {
 		list = append(list, service.NewName("default", fmt.Sprintf("svc-%03d", first+i)))
@@ -18,10 +17,10 @@ func names(first, n int) []service.Name {
 	return list
 }
 
-func begin() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
+func retentionBegins() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-// TestSuspicious: more than half, and at least ten.
-func TestSuspicious(t *testing.T) {
+// TestSuspiciousList: more than half, and at least ten.
+func TestSuspiciousList(t *testing.T) {
 	for _, c := range []struct {
 		missing, serving int
 		want             bool
@@ -29,27 +28,27 @@ func TestSuspicious(t *testing.T) {
 		{0, 0, false}, {9, 9, false}, {10, 10, true}, {10, 19, true}, {10, 20, false}, {11, 20, true},
 		{9, 5000, false}, {2500, 5000, false}, {2501, 5000, true}, {5000, 5000, true},
 	} {
-		if got := retention.Suspicious(c.missing, c.serving); got != c.want {
+		if got := suspicious(c.missing, c.serving); got != c.want {
 			t.Errorf("%d of %d: %t, want %t", c.missing, c.serving, got, c.want)
 		}
 	}
 }
 
-// TestPeriod: each Service has its period from the list that first lacked it.
-func TestPeriod(t *testing.T) {
-	r, start := retention.New(5*time.Minute), begin()
-	if r.Judge(names(0, 9), 9, start) || r.Len() != 0 {
+// TestRetentionPeriod: each Service has its period from the list that first lacked it.
+func TestRetentionPeriod(t *testing.T) {
+	r, start := newRetention(5*time.Minute), retentionBegins()
+	if r.Judge(namesFrom(0, 9), 9, start) || r.Len() != 0 {
 		t.Error("nine are too few")
 	}
-	if !r.Judge(names(0, 20), 30, start) || r.Len() != 20 {
+	if !r.Judge(namesFrom(0, 20), 30, start) || r.Len() != 20 {
 		t.Fatal("20 of 30 were not retained")
 	}
-	r.Release(names(0, 1)[0])
-	if r.Retains(names(0, 1)[0]) || !r.Retains(names(1, 1)[0]) {
+	r.Release(namesFrom(0, 1)[0])
+	if r.Retains(namesFrom(0, 1)[0]) || !r.Retains(namesFrom(1, 1)[0]) {
 		t.Error("the wrong one was released")
 	}
 	later := start.Add(time.Minute)
-	if !r.Judge(names(1, 29), 29, later) { // 19 of them again
+	if !r.Judge(namesFrom(1, 29), 29, later) { // 19 of them again
 		t.Fatal("the second list was not suspicious")
 	}
 	if due := r.Next(); !due.Equal(start.Add(5 * time.Minute)) {
@@ -61,10 +60,10 @@ func TestPeriod(t *testing.T) {
 	if due := r.Due(start.Add(5*time.Minute - 1)); due != nil {
 		t.Errorf("too early: %v", due)
 	}
-	if due := r.Due(start.Add(5 * time.Minute)); !slices.Equal(due, names(1, 19)) {
+	if due := r.Due(start.Add(5 * time.Minute)); !slices.Equal(due, namesFrom(1, 19)) {
 		t.Errorf("due first: %v", due)
 	}
-	if due := r.Due(later.Add(5 * time.Minute)); !slices.Equal(due, names(20, 10)) {
+	if due := r.Due(later.Add(5 * time.Minute)); !slices.Equal(due, namesFrom(20, 10)) {
 		t.Errorf("due later: %v", due)
 	}
 	if !r.Next().IsZero() || r.Len() != 0 {
@@ -72,12 +71,12 @@ func TestPeriod(t *testing.T) {
 	}
 }
 
-// TestAway: while the source is away, and for a minute after, nothing goes.
-func TestAway(t *testing.T) {
+// TestRetentionAway: while the source is away, and for a minute after, nothing goes.
+func TestRetentionAway(t *testing.T) {
 	for _, c := range []struct{ period, wait time.Duration }{{5 * time.Minute, time.Minute},
 		{10 * time.Second, 10 * time.Second}} {
-		r, start := retention.New(c.period), begin()
-		r.Judge(names(0, 10), 10, start)
+		r, start := newRetention(c.period), retentionBegins()
+		r.Judge(namesFrom(0, 10), 10, start)
 		r.Away(true, start.Add(time.Second))
 		if !r.Next().IsZero() {
 			t.Error("something is due while the source is away")
@@ -100,9 +99,9 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// TestOff: a period of 0 retains nothing.
-func TestOff(t *testing.T) {
-	if r := retention.New(0); r.Judge(names(0, 100), 100, begin()) || r.Len() != 0 {
+// TestRetentionOff: a period of 0 retains nothing.
+func TestRetentionOff(t *testing.T) {
+	if r := newRetention(0); r.Judge(namesFrom(0, 100), 100, retentionBegins()) || r.Len() != 0 {
 		t.Error("something was retained")
 	}
 }

@@ -1,10 +1,4 @@
-// Package retention decides which Services are still served although a list lacks them, and until
-// when. A list that takes the endpoints away from most Services at once is more likely to come from
-// a broken or restored API server than from its users.
-//
-// The package knows names and times only; the caller passes both in. It neither keeps the
-// Services nor serves them, and it does not know why a Service is missing.
-package retention
+package watch
 
 import (
 	"maps"
@@ -15,21 +9,23 @@ import (
 	"nftproxy/model/service"
 )
 
-// Least is how many Services a list has to lack to be suspicious. Fewer are soon written again, and
+// leastMissing is how many Services a list has to lack to be suspicious. Fewer are soon written again, and
 // it is normal for small clusters to lose most of their Services.
-const Least = 10
+const leastMissing = 10
 
-// returned is how long the source has to answer without a break before anything is
+// settled is how long the source has to answer without a break before anything is
 // removed, if the period is not shorter. A restored API server sends its new list in that
 // time.
-const returned = time.Minute
+const settled = time.Minute
 
-// Suspicious reports whether a list is suspicious: it lacks more than half of the Services that
-// serve, and at least Least.
-func Suspicious(missing, serving int) bool { return missing >= Least && 2*missing > serving }
+// suspicious reports whether a list is suspicious: it lacks more than half of the Services that
+// serve, and at least leastMissing.
+func suspicious(missing, serving int) bool { return missing >= leastMissing && 2*missing > serving }
 
-// Retention has the names of the retained Services. It is not safe for concurrent use.
-type Retention struct {
+// retention decides which Services are still served although a list lacks them, and until when. A list that takes the
+// endpoints away from most Services at once is more likely to come from a broken or restored API server than from its
+// users. It knows names and times only; the caller passes both in, keeps the Services and serves them.
+type retention struct {
 	// period is how long a Service is retained; 0 retains none.
 	period time.Duration
 	until  map[service.Name]time.Time
@@ -41,17 +37,17 @@ type Retention struct {
 	answers time.Time
 }
 
-// New makes a Retention that retains Services for the period after the list that lacks
+// newRetention makes a retention that retains Services for the period after the list that lacks
 // them; 0 retains none.
-func New(period time.Duration) *Retention {
-	return &Retention{period: period, until: map[service.Name]time.Time{}}
+func newRetention(period time.Duration) *retention {
+	return &retention{period: period, until: map[service.Name]time.Time{}}
 }
 
 // Judge decides about a list. missing are the Services that the list takes the endpoints away from,
 // and serving is the number of all that serve. Judge retains them if the list is suspicious, and
 // reports whether it does.
-func (r *Retention) Judge(missing []service.Name, serving int, now time.Time) bool {
-	if r.period <= 0 || !Suspicious(len(missing), serving) {
+func (r *retention) Judge(missing []service.Name, serving int, now time.Time) bool {
+	if r.period <= 0 || !suspicious(len(missing), serving) {
 		return false
 	}
 	for _, name := range missing {
@@ -62,7 +58,7 @@ func (r *Retention) Judge(missing []service.Name, serving int, now time.Time) bo
 	return true
 }
 
-func (r *Retention) note(name service.Name, until time.Time) {
+func (r *retention) note(name service.Name, until time.Time) {
 	r.until[name] = until
 	if r.first.IsZero() || until.Before(r.first) {
 		r.first = until
@@ -70,26 +66,26 @@ func (r *Retention) note(name service.Name, until time.Time) {
 }
 
 // Retains reports whether a Service is retained.
-func (r *Retention) Retains(name service.Name) bool {
+func (r *retention) Retains(name service.Name) bool {
 	_, is := r.until[name]
 	return is
 }
 
 // Len returns the number of retained Services.
-func (r *Retention) Len() int { return len(r.until) }
+func (r *retention) Len() int { return len(r.until) }
 
 // Release forgets a Service: it is there again, or the source says that it is gone.
-func (r *Retention) Release(name service.Name) { delete(r.until, name) }
+func (r *retention) Release(name service.Name) { delete(r.until, name) }
 
 // ReleaseAll forgets all Services, and returns them.
-func (r *Retention) ReleaseAll() []service.Name {
+func (r *retention) ReleaseAll() []service.Name {
 	all := slices.Sorted(maps.Keys(r.until))
 	clear(r.until)
 	return all
 }
 
 // Away notes whether the source answers. While it is away, nothing is removed.
-func (r *Retention) Away(away bool, now time.Time) {
+func (r *retention) Away(away bool, now time.Time) {
 	if r.away && !away {
 		r.answers = now
 	}
@@ -98,7 +94,7 @@ func (r *Retention) Away(away bool, now time.Time) {
 
 // Next returns the time at which to call Due; zero if there is none. It costs the same for
 // any number of Services.
-func (r *Retention) Next() time.Time {
+func (r *retention) Next() time.Time {
 	if r.away || len(r.until) == 0 {
 		return time.Time{}
 	}
@@ -107,7 +103,7 @@ func (r *Retention) Next() time.Time {
 
 // Last returns when the last retained Service is due, as far as known, and whether the
 // source has to answer first.
-func (r *Retention) Last() (due time.Time, away bool) {
+func (r *retention) Last() (due time.Time, away bool) {
 	for _, until := range r.until {
 		if until.After(due) {
 			due = until
@@ -120,18 +116,18 @@ func (r *Retention) Last() (due time.Time, away bool) {
 }
 
 // earliest is when the first Service may go after the source has come back.
-func (r *Retention) earliest() time.Time {
+func (r *retention) earliest() time.Time {
 	if r.answers.IsZero() {
 		return r.answers
 	}
-	return r.answers.Add(min(returned, r.period))
+	return r.answers.Add(min(settled, r.period))
 }
 
 // Period returns how long a Service is retained.
-func (r *Retention) Period() time.Duration { return r.period }
+func (r *retention) Period() time.Duration { return r.period }
 
 // Due returns the Services whose period is over, sorted, and forgets them.
-func (r *Retention) Due(now time.Time) []service.Name {
+func (r *retention) Due(now time.Time) []service.Name {
 	if r.away || now.Before(r.earliest()) {
 		return nil
 	}
