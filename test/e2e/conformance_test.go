@@ -15,7 +15,6 @@ import (
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 // TestConformance runs every scenario file with nftproxy and with kube-proxy, each on a
@@ -287,11 +286,12 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 		timeout = patience // an answer must come, however late on a busy machine
 	}
 	// One connection comes first: a silent server need not be asked a hundred times.
-	got, err := s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 1, Timeout: timeout})
+	got, err := s.stage.Observe(s.world.ctx, f, scenario.Effort{Tries: 1, Timeout: timeout})
 	if err == nil && got.Fate == scenario.Translated && f.Source.Port() == 0 {
-		var more stage.Observed
+		var more scenario.Observed
 		// The chance to miss one target is below 1e-10.
-		more, err = s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 25 * max(1, len(f.Want.Targets)-1), Timeout: timeout})
+		more, err = s.stage.Observe(s.world.ctx, f,
+			scenario.Effort{Tries: 25 * max(1, len(f.Want.Targets)-1), Timeout: timeout})
 		if err == nil && more.Fate == got.Fate {
 			got = merge(got, more)
 		} else if err == nil {
@@ -314,7 +314,7 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 }
 
 // merge adds the targets of two observations with the same kind of outcome.
-func merge(a, b stage.Observed) stage.Observed {
+func merge(a, b scenario.Observed) scenario.Observed {
 	for _, t := range b.Targets {
 		if !slices.Contains(a.Targets, t) {
 			a.Targets = append(a.Targets, t)

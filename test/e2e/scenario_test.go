@@ -14,7 +14,6 @@ import (
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 	"nftproxy/watch"
 )
 
@@ -50,7 +49,7 @@ type play struct {
 // side is a proxy on the node of a stage.
 type side struct {
 	*play
-	stage   *stage.Stage
+	stage   *scenario.Stage
 	command *exec.Cmd
 	process *process // nil before the first step
 	notices *netfilter.Monitor
@@ -68,7 +67,7 @@ func newPlay(t *testing.T, plane *controlPlane, s *scenario.Scenario) *play {
 func (p *play) addSide(command *exec.Cmd) *side {
 	p.t.Helper()
 	s := &side{play: p, command: command, stuck: map[string]scenario.Target{},
-		stage: stage.NewForTest(p.t, stage.Config{Bridge: p.scenario.Bridge()})}
+		stage: scenario.StageForTest(p.t, scenario.StageConfig{Bridge: p.scenario.Bridge()})}
 	p.world.plane.connect(p.t, s.stage.Node)
 	s.notices = listenIn(p.t, s.stage.Node)
 	if p.scenario.OtherTables != "" {

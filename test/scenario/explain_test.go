@@ -14,13 +14,12 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 // checkExplained explains each flow of a step by the tables in the world's kernel, after the flows were
 // sent there and did what they want. The explanation has to say the same. With the step's objects it has to find
 // no difference between them and the tables.
-func checkExplained(t *testing.T, world *stage.Stage, step *scenario.Step, snapshot service.Snapshot) {
+func checkExplained(t *testing.T, world *scenario.Stage, step *scenario.Step, snapshot service.Snapshot) {
 	t.Helper()
 	err := world.Node.Do(func() error {
 		node, err := live.Look(t.Context(), ruleset.DefaultTable)
@@ -72,7 +71,7 @@ func explainFlow(ctx context.Context, node *live.Node, f scenario.Flow,
 	return node.Explain(ctx, q, objects, nil, "the step's objects")
 }
 
-func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage, f scenario.Flow,
+func checkFlowExplained(ctx context.Context, node *live.Node, world *scenario.Stage, f scenario.Flow,
 	snapshot *service.Snapshot) error {
 	for _, objects := range []*service.Snapshot{nil, snapshot} {
 		e, err := explainFlow(ctx, node, f, objects)
@@ -99,7 +98,7 @@ func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage
 }
 
 // sameOutcome says where the explanation differs from what the flow wants.
-func sameOutcome(world *stage.Stage, f scenario.Flow, e *explain.Explanation) error {
+func sameOutcome(world *scenario.Stage, f scenario.Flow, e *explain.Explanation) error {
 	want := map[scenario.Fate]explain.Outcome{
 		scenario.Translated: explain.Endpoint, scenario.Refused: explain.Refused, scenario.Dropped: explain.Dropped,
 		scenario.Untouched: explain.Untouched, scenario.Echoed: explain.Endpoint,
@@ -121,7 +120,7 @@ func sameOutcome(world *stage.Stage, f scenario.Flow, e *explain.Explanation) er
 	return nil
 }
 
-func sameEndpoints(world *stage.Stage, f scenario.Flow, e *explain.Explanation) error {
+func sameEndpoints(world *scenario.Stage, f scenario.Flow, e *explain.Explanation) error {
 	var have []string
 	sum := 0.0
 	for _, t := range e.Endpoints {

@@ -18,7 +18,6 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 func init() { flag.Bool("update", false, "write the compiled programs into the scenario files") }
@@ -120,7 +119,7 @@ func (i *interpreter) askHealth(at netip.AddrPort) (scenario.Outcome, error) {
 		if handler, found := i.health[listener]; found {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-			answer, err := stage.ReadAnswer(w.Result())
+			answer, err := scenario.ReadAnswer(w.Result())
 			return scenario.Outcome{Fate: scenario.Answered, Answer: answer}, err
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"nftproxy/test/check/kernelmodel"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 // TestKernel loads the programs of each scenario into a kernel, one step after the other
@@ -41,7 +40,7 @@ func TestKernel(t *testing.T) {
 }
 
 func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, othersLast bool) {
-	world := stage.NewForTest(t, stage.Config{Bridge: s.Bridge()})
+	world := scenario.StageForTest(t, scenario.StageConfig{Bridge: s.Bridge()})
 	loader := newLoader(t, world)
 	cfg := config(t, s)
 	health := serveHealth(t, world, cfg.NodePortAddresses)
@@ -78,7 +77,7 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 
 // serveHealth runs the servers of health check node ports on the node, as the
 // daemon does.
-func serveHealth(t *testing.T, world *stage.Stage, on service.NodePortAddresses) *listen.HealthPorts {
+func serveHealth(t *testing.T, world *scenario.Stage, on service.NodePortAddresses) *listen.HealthPorts {
 	ports := listen.NewHealthPorts(listen.Config{
 		NodePortAddresses: on, Within: world.Node.Do, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}, func() bool { return true })
@@ -101,7 +100,7 @@ type loader struct {
 	state nft.State
 }
 
-func newLoader(t *testing.T, world *stage.Stage) *loader {
+func newLoader(t *testing.T, world *scenario.Stage) *loader {
 	t.Helper()
 	conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: world.Node.Fd()}))
 	if err != nil {

@@ -20,7 +20,6 @@ import (
 	"nftproxy/test/gen"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 // clustersVariable is an environment variable with another number of clusters
@@ -110,7 +109,7 @@ func playRandomly(t *testing.T, cmd nftcmd.Command, rng *rand.Rand, seen *tally)
 	if i := cfg.PodInterface; i.Name != "" && !i.Prefix {
 		bridge, podInterface = i.Name, i.Name
 	}
-	world := stage.NewForTest(t, stage.Config{Bridge: bridge})
+	world := scenario.StageForTest(t, scenario.StageConfig{Bridge: bridge})
 	loader := newLoader(t, world)
 	compiler := ruleset.NewCompiler(cfg)
 	follower := &follower{t: t}

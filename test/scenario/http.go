@@ -1,4 +1,4 @@
-package stage
+package scenario
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"nftproxy/test/lib/testnet"
-	"nftproxy/test/scenario"
 )
 
 // askAgain is the time between two questions to a health check node port.
@@ -22,7 +21,7 @@ const askAgain = 10 * time.Millisecond
 // checkAnswer asks until the answer is the one wanted. A proxy's servers follow
 // its rules a moment later, and nothing tells when: load balancers ask again and
 // again, too.
-func (s *Stage) checkAnswer(ctx context.Context, f scenario.Flow) (client netip.AddrPort, err error) {
+func (s *Stage) checkAnswer(ctx context.Context, f Flow) (client netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
@@ -56,22 +55,22 @@ func get(ctx context.Context, ns *testnet.Namespace, from, to netip.AddrPort, ti
 	response, err := client.Do(request)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return Observed{Outcome: scenario.Outcome{Fate: scenario.Refused}}, nil
+		return Observed{Outcome: Outcome{Fate: Refused}}, nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return Observed{Outcome: scenario.Outcome{Fate: scenario.Dropped}}, nil
+		return Observed{Outcome: Outcome{Fate: Dropped}}, nil
 	case err != nil:
 		return Observed{}, err
 	}
 	defer response.Body.Close()
 	answer, err := ReadAnswer(response)
-	return Observed{Outcome: scenario.Outcome{Fate: scenario.Answered, Answer: answer}}, err
+	return Observed{Outcome: Outcome{Fate: Answered, Answer: answer}}, err
 }
 
 // ReadAnswer reads the answer of a health check node port. It returns an error if the
 // answer differs in any way from kube-proxy v1.37's form, or if the proxy says that it
 // is not well.
-func ReadAnswer(r *http.Response) (scenario.Answer, error) {
-	a := scenario.Answer{Code: r.StatusCode}
+func ReadAnswer(r *http.Response) (Answer, error) {
+	a := Answer{Code: r.StatusCode}
 	for name, want := range map[string]string{"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"} {
 		if got := r.Header.Get(name); got != want {
 			return a, fmt.Errorf("answer with %s %q, want %q", name, got, want)

@@ -1,4 +1,4 @@
-package stage_test
+package scenario_test
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 // rules stand for a proxy; each service address has one behaviour.
@@ -90,7 +89,7 @@ func step(t *testing.T, lines ...string) *scenario.Step {
 	return s
 }
 
-func enter(t *testing.T, world *stage.Stage, s *scenario.Step) {
+func enter(t *testing.T, world *scenario.Stage, s *scenario.Step) {
 	t.Helper()
 	if err := world.Enter(s, services()); err != nil {
 		t.Fatal(err)
@@ -98,10 +97,10 @@ func enter(t *testing.T, world *stage.Stage, s *scenario.Step) {
 }
 
 // newWorld is a stage with the rules.
-func newWorld(t *testing.T, bridge string) *stage.Stage {
+func newWorld(t *testing.T, bridge string) *scenario.Stage {
 	t.Helper()
 	nft := nftcmd.ForTest(t)
-	world := stage.NewForTest(t, stage.Config{Bridge: bridge})
+	world := scenario.StageForTest(t, scenario.StageConfig{Bridge: bridge})
 	if err := nft.Load(world.Node, rules); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +200,7 @@ func TestWrong(t *testing.T) {
 
 func TestObserve(t *testing.T) {
 	world := newWorld(t, "")
-	effort := stage.Effort{Tries: 30, Timeout: 5 * time.Second}
+	effort := scenario.Effort{Tries: 30, Timeout: 5 * time.Second}
 	for flow, want := range map[string]string{
 		"pod 10.0.0.7 -> 172.30.0.2:80/tcp = dropped":     "10.0.0.1:80 | 10.0.9.1:80",
 		"node 192.168.0.2 -> 172.30.0.3:80/tcp = dropped": "refused by a reset after 1 SYNs",
@@ -223,7 +222,7 @@ func TestObserve(t *testing.T) {
 	s := step(t, "pod 10.0.0.7 -> 172.30.0.5:80/tcp = dropped")
 	enter(t, world, s)
 	if got, err := world.Observe(t.Context(), s.Flows[0],
-		stage.Effort{Tries: 2, Timeout: 30 * time.Millisecond}); err != nil || got.Fate != scenario.Dropped {
+		scenario.Effort{Tries: 2, Timeout: 30 * time.Millisecond}); err != nil || got.Fate != scenario.Dropped {
 		t.Errorf("%s, %v; want dropped", got, err)
 	}
 }
@@ -235,7 +234,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-func testSteps(t *testing.T, world *stage.Stage) {
+func testSteps(t *testing.T, world *scenario.Stage) {
 	first := step(t, "pod 10.0.0.7 -> 10.0.0.8:99/tcp = untouched", "outside 203.0.113.1 -> 203.0.113.2:1/tcp = untouched")
 	enter(t, world, first)
 	for _, err := range world.Check(t.Context(), first.Flows) {
@@ -257,11 +256,11 @@ func testSteps(t *testing.T, world *stage.Stage) {
 		t.Error(err)
 	}
 	if _, err := world.Observe(context.Background(), second.Flows[0],
-		stage.Effort{Tries: 1, Timeout: time.Second}); err != nil {
+		scenario.Effort{Tries: 1, Timeout: time.Second}); err != nil {
 		t.Errorf("a client outside is where the pod was: %v", err)
 	}
 	if _, err := world.Observe(context.Background(), second.Flows[2],
-		stage.Effort{Tries: 1, Timeout: time.Second}); err == nil {
+		scenario.Effort{Tries: 1, Timeout: time.Second}); err == nil {
 		t.Error("the node kept an address of the last step")
 	}
 }
@@ -269,9 +268,9 @@ func testSteps(t *testing.T, world *stage.Stage) {
 func TestNothingIsLeft(t *testing.T) {
 	testnet.SkipUnwanted(t)
 	testnet.CheckLeaks(t, func(t *testing.T) {
-		world, err := stage.New(stage.Config{Bridge: "cni0"})
+		world, err := scenario.NewStage(scenario.StageConfig{Bridge: "cni0"})
 		if err != nil {
-			stage.NewForTest(t, stage.Config{}) // skips or fails, as it should
+			scenario.StageForTest(t, scenario.StageConfig{}) // skips or fails, as it should
 			t.Fatal(err)
 		}
 		for _, s := range []*scenario.Step{step(t, right()...), step(t)} {

@@ -1,4 +1,4 @@
-package stage
+package scenario
 
 import (
 	"net/netip"
@@ -6,7 +6,6 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/test/lib/testnet"
-	"nftproxy/test/scenario"
 )
 
 // place is a namespace of the world: one of the constants, or the text of a
@@ -39,19 +38,19 @@ type plan struct {
 }
 
 // draft returns the plan that the step's flows need.
-func draft(step *scenario.Step, snapshot service.Snapshot) *plan {
+func draft(step *Step, snapshot service.Snapshot) *plan {
 	p := &plan{homes: map[netip.Addr]place{}, node: step.Addresses, networks: step.Networks, servers: map[server]bool{}}
 	flows := slices.Concat(step.Flows, step.Packets, step.KubeProxy)
 	for _, earlier := range step.KubeProxyEarlier {
 		flows = append(flows, earlier...)
 	}
 	for _, f := range flows {
-		if f.Origin == scenario.Pod {
+		if f.Origin == Pod {
 			p.addHome(f.Source.Addr(), place(f.Source.Addr().String()))
 		}
 	}
 	for _, e := range endpoints(snapshot) {
-		if e.Node == scenario.NodeName || e.Node == snapshot.Node.Name {
+		if e.Node == NodeName || e.Node == snapshot.Node.Name {
 			p.addHome(e.Addr.Addr(), place(e.Addr.Addr().String()))
 		}
 	}
@@ -59,12 +58,12 @@ func draft(step *scenario.Step, snapshot service.Snapshot) *plan {
 		p.addHome(e.Addr.Addr(), remote)
 	}
 	for _, f := range flows {
-		if f.Origin == scenario.Outside {
+		if f.Origin == Outside {
 			p.addHome(f.Source.Addr(), outside)
 		}
 	}
 	for _, f := range flows {
-		if f.Want.Fate != scenario.Echoed { // no host has the address, so that none can answer
+		if f.Want.Fate != Echoed { // no host has the address, so that none can answer
 			p.addHome(f.Destination.Addr(), beyond)
 		}
 	}
@@ -73,7 +72,7 @@ func draft(step *scenario.Step, snapshot service.Snapshot) *plan {
 }
 
 // open puts a server at each endpoint and at each flow's own destination.
-func (p *plan) open(step *scenario.Step, snapshot service.Snapshot, flows []scenario.Flow) {
+func (p *plan) open(step *Step, snapshot service.Snapshot, flows []Flow) {
 	serve := func(protocol string, at netip.AddrPort) {
 		if !slices.Contains(step.Closed, at) {
 			p.servers[server{p.home(at.Addr()), protocol, at}] = true
@@ -96,7 +95,7 @@ func (p *plan) open(step *scenario.Step, snapshot service.Snapshot, flows []scen
 		}
 	}
 	for _, f := range flows {
-		if f.Protocol != testnet.ICMP && f.Protocol != scenario.HTTP { // the kernel answers, or the proxy
+		if f.Protocol != testnet.ICMP && f.Protocol != HTTP { // the kernel answers, or the proxy
 			serve(f.Protocol, f.Destination)
 		}
 	}

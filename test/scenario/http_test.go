@@ -1,4 +1,4 @@
-package stage_test
+package scenario_test
 
 import (
 	"io"
@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/stage"
 )
 
 // TestReadAnswer: what an answer has to have, each thing missing in turn.
@@ -35,7 +34,7 @@ func TestReadAnswer(t *testing.T) {
 			if c.header != "" {
 				r.Header.Set(c.header, c.value)
 			}
-			got, err := stage.ReadAnswer(r)
+			got, err := scenario.ReadAnswer(r)
 			want := scenario.Answer{Code: 200, Service: "ns/web", Weight: 2}
 			switch {
 			case c.problem == "" && (err != nil || got != want):

@@ -1,4 +1,4 @@
-package stage
+package scenario
 
 import (
 	"errors"
@@ -10,11 +10,10 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/test/lib/testnet"
-	"nftproxy/test/scenario"
 )
 
-// Config chooses how a stage is made.
-type Config struct {
+// StageConfig chooses how a stage is made.
+type StageConfig struct {
 	// Bridge is the interface of the node whose ports are the pods. If it is empty, each
 	// pod has a veth pair.
 	Bridge string
@@ -32,7 +31,7 @@ type Stage struct {
 	// Node is the namespace for the proxy.
 	Node *testnet.Namespace
 
-	config Config
+	config StageConfig
 	now    *plan
 	// spaces are the namespaces by place, the node's among them, and links the
 	// node's ends of the links to them.
@@ -50,9 +49,9 @@ type Stage struct {
 	last map[string]netip.AddrPort
 }
 
-// New makes a node without pods, clients or servers. The error matches fs.ErrPermission when
+// NewStage makes a node without pods, clients or servers. The error matches fs.ErrPermission when
 // the process may not make namespaces.
-func New(config Config) (*Stage, error) {
+func NewStage(config StageConfig) (*Stage, error) {
 	if config.Silence == 0 {
 		config.Silence = defaultSilence
 	}
@@ -67,12 +66,12 @@ func New(config Config) (*Stage, error) {
 	return s, nil
 }
 
-// NewForTest is New for a scenario's test, closed at its end. It skips or fails the
-// test as testnet.NewForTest does.
-func NewForTest(t testnet.TB, config Config) *Stage {
+// StageForTest is NewStage for a scenario's test, closed at its end. It skips or fails the
+// test as testnet.StageForTest does.
+func StageForTest(t testnet.TB, config StageConfig) *Stage {
 	t.Helper()
 	testnet.SkipUnwanted(t)
-	s, err := New(config)
+	s, err := NewStage(config)
 	testnet.Require(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -94,7 +93,7 @@ func (s *Stage) Close() error {
 
 // Enter builds the network of the step, with the endpoints of the snapshot. It does not
 // touch what both the last step and this one have.
-func (s *Stage) Enter(step *scenario.Step, snapshot service.Snapshot) error {
+func (s *Stage) Enter(step *Step, snapshot service.Snapshot) error {
 	next := draft(step, snapshot)
 	if err := s.leave(next); err != nil {
 		return fmt.Errorf("leave the last step: %w", err)
@@ -103,7 +102,7 @@ func (s *Stage) Enter(step *scenario.Step, snapshot service.Snapshot) error {
 		return fmt.Errorf("enter the step: %w", err)
 	}
 	s.now = next
-	fixed := func(f scenario.Flow) bool { return f.Source.Port() != 0 }
+	fixed := func(f Flow) bool { return f.Source.Port() != 0 }
 	if slices.ContainsFunc(slices.Concat(step.Flows, step.Packets), fixed) {
 		return s.Node.FlushConntrack()
 	}
@@ -112,6 +111,6 @@ func (s *Stage) Enter(step *scenario.Step, snapshot service.Snapshot) error {
 
 // Passes returns whether a flow of the present step reaches the node's nat hooks. It does
 // not if client and destination are in the same other namespace.
-func (s *Stage) Passes(f scenario.Flow) bool {
-	return f.Origin == scenario.Node || s.now.home(f.Source.Addr()) != s.now.home(f.Destination.Addr())
+func (s *Stage) Passes(f Flow) bool {
+	return f.Origin == Node || s.now.home(f.Source.Addr()) != s.now.home(f.Destination.Addr())
 }

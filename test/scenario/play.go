@@ -1,4 +1,4 @@
-package stage
+package scenario
 
 import (
 	"context"
@@ -11,12 +11,11 @@ import (
 	"time"
 
 	"nftproxy/test/lib/testnet"
-	"nftproxy/test/scenario"
 )
 
 // Observed is what became of a flow, by what servers and client saw.
 type Observed struct {
-	scenario.Outcome
+	Outcome
 	// Reset is whether a refusal was a TCP reset.
 	Reset bool
 	// Attempts is the most SYNs that it took; 0 for other protocols.
@@ -42,17 +41,17 @@ const patience = 10 * time.Second
 //
 // Flows that are to be dropped wait in parallel; the others go one after the
 // other, in their order.
-func (s *Stage) Check(ctx context.Context, flows []scenario.Flow) []error {
+func (s *Stage) Check(ctx context.Context, flows []Flow) []error {
 	errs := make([]error, len(flows))
 	sent := make([]netip.AddrPort, len(flows))
 	var waiting sync.WaitGroup
 	for i, f := range flows {
-		if f.Want.Fate == scenario.Dropped {
+		if f.Want.Fate == Dropped {
 			waiting.Go(func() { sent[i], errs[i] = s.checkDropped(ctx, f) })
 		}
 	}
 	for i, f := range flows {
-		if f.Want.Fate != scenario.Dropped {
+		if f.Want.Fate != Dropped {
 			sent[i], errs[i] = s.check(ctx, f)
 		}
 	}
@@ -71,11 +70,11 @@ func (s *Stage) Check(ctx context.Context, flows []scenario.Flow) []error {
 }
 
 // check returns the client of the last question, too.
-func (s *Stage) check(ctx context.Context, f scenario.Flow) (client netip.AddrPort, err error) {
-	if f.Protocol == scenario.HTTP {
+func (s *Stage) check(ctx context.Context, f Flow) (client netip.AddrPort, err error) {
+	if f.Protocol == HTTP {
 		return s.checkAnswer(ctx, f)
 	}
-	seen := map[scenario.Target]bool{}
+	seen := map[Target]bool{}
 	least, most := s.tries(f)
 	for n := 1; ; n++ {
 		var got Observed
@@ -99,10 +98,10 @@ func (s *Stage) check(ctx context.Context, f scenario.Flow) (client netip.AddrPo
 
 // tries are how often a flow is sent at least and at most. The chance that one
 // of n targets has not been seen after t connections is below n(1-1/n)^t.
-func (s *Stage) tries(f scenario.Flow) (least, most int) {
+func (s *Stage) tries(f Flow) (least, most int) {
 	n := float64(len(f.Want.Targets))
 	switch {
-	case f.Want.Fate != scenario.Translated:
+	case f.Want.Fate != Translated:
 		return 2, 2
 	case f.Want.Sticky:
 		return int(3 * n), int(3 * n)
@@ -114,13 +113,13 @@ func (s *Stage) tries(f scenario.Flow) (least, most int) {
 }
 
 // wanted says what is wrong with one observation.
-func (s *Stage) wanted(f scenario.Flow, got Observed) error {
+func (s *Stage) wanted(f Flow, got Observed) error {
 	switch {
 	case got.Fate != f.Want.Fate, got.Answer != f.Want.Answer:
 		return fmt.Errorf("want %s, got %s", f.Want, got)
-	case got.Fate == scenario.Refused && f.Protocol == testnet.TCP && (!got.Reset || got.Attempts != 1):
+	case got.Fate == Refused && f.Protocol == testnet.TCP && (!got.Reset || got.Attempts != 1):
 		return fmt.Errorf("want a reset at once, got %s", got)
-	case got.Fate != scenario.Translated:
+	case got.Fate != Translated:
 		return nil
 	case !slices.Contains(f.Want.Targets, got.Targets[0]):
 		return fmt.Errorf("want %s, got %s", f.Want, got)
@@ -131,10 +130,10 @@ func (s *Stage) wanted(f scenario.Flow, got Observed) error {
 }
 
 // stuck says whether a client has moved although it could have stayed.
-func (s *Stage) stuck(f scenario.Flow, to netip.AddrPort) error {
+func (s *Stage) stuck(f Flow, to netip.AddrPort) error {
 	last, known := s.last[f.Client()]
 	s.last[f.Client()] = to
-	stays := slices.ContainsFunc(f.Want.Targets, func(t scenario.Target) bool { return t.Endpoint == last })
+	stays := slices.ContainsFunc(f.Want.Targets, func(t Target) bool { return t.Endpoint == last })
 	if known && stays && to != last {
 		return fmt.Errorf("the client moved from %s to %s", last, to)
 	}
@@ -143,21 +142,21 @@ func (s *Stage) stuck(f scenario.Flow, to netip.AddrPort) error {
 
 // Last is the endpoint that the client of a sticky flow got when Check sent it
 // last, if it got any.
-func (s *Stage) Last(f scenario.Flow) (endpoint netip.AddrPort, known bool) {
+func (s *Stage) Last(f Flow) (endpoint netip.AddrPort, known bool) {
 	endpoint, known = s.last[f.Client()]
 	return endpoint, known
 }
 
-func (s *Stage) checkDropped(ctx context.Context, f scenario.Flow) (netip.AddrPort, error) {
+func (s *Stage) checkDropped(ctx context.Context, f Flow) (netip.AddrPort, error) {
 	got, client, err := s.ask(ctx, f, s.config.Silence)
-	if err == nil && got.Fate != scenario.Dropped {
+	if err == nil && got.Fate != Dropped {
 		err = fmt.Errorf("want %s, got %s", f.Want, got)
 	}
 	return client, err
 }
 
 // leaked finds what left the node for beyond and was not to.
-func (s *Stage) leaked(flows []scenario.Flow, sent []netip.AddrPort) ([]error, error) {
+func (s *Stage) leaked(flows []Flow, sent []netip.AddrPort) ([]error, error) {
 	packets, err := s.sniffer.Packets()
 	if err != nil {
 		return nil, err
@@ -165,7 +164,7 @@ func (s *Stage) leaked(flows []scenario.Flow, sent []netip.AddrPort) ([]error, e
 	packets, s.sniffed = packets[s.sniffed:], len(packets)
 	found := make([]error, len(flows))
 	for i, f := range flows {
-		if f.Want.Fate == scenario.Untouched {
+		if f.Want.Fate == Untouched {
 			continue
 		}
 		for _, p := range packets {
@@ -179,7 +178,7 @@ func (s *Stage) leaked(flows []scenario.Flow, sent []netip.AddrPort) ([]error, e
 
 // Observe sends a flow and says what becomes of it, whatever it wants: all
 // targets that were seen. Different fates at different tries are an error.
-func (s *Stage) Observe(ctx context.Context, f scenario.Flow, effort Effort) (Observed, error) {
+func (s *Stage) Observe(ctx context.Context, f Flow, effort Effort) (Observed, error) {
 	var all Observed
 	for n := range effort.Tries {
 		got, _, err := s.ask(ctx, f, effort.Timeout)
@@ -197,13 +196,13 @@ func (s *Stage) Observe(ctx context.Context, f scenario.Flow, effort Effort) (Ob
 		all.Fate, all.Answer = got.Fate, got.Answer
 		all.Reset, all.Attempts = got.Reset, max(all.Attempts, got.Attempts)
 	}
-	slices.SortFunc(all.Targets, func(a, b scenario.Target) int { return a.Endpoint.Compare(b.Endpoint) })
+	slices.SortFunc(all.Targets, func(a, b Target) int { return a.Endpoint.Compare(b.Endpoint) })
 	return all, nil
 }
 
 func (o Observed) String() string {
 	text := o.Outcome.String()
-	if o.Fate == scenario.Refused && o.Attempts > 0 {
+	if o.Fate == Refused && o.Attempts > 0 {
 		by := "ICMP"
 		if o.Reset {
 			by = "a reset"
@@ -214,9 +213,9 @@ func (o Observed) String() string {
 }
 
 // ask sends the flow once. It returns the client's address, too.
-func (s *Stage) ask(ctx context.Context, f scenario.Flow, timeout time.Duration) (Observed, netip.AddrPort, error) {
+func (s *Stage) ask(ctx context.Context, f Flow, timeout time.Duration) (Observed, netip.AddrPort, error) {
 	where := onNode
-	if f.Origin != scenario.Node {
+	if f.Origin != Node {
 		where = s.now.home(f.Source.Addr())
 	}
 	ns := s.spaces[where]
@@ -224,10 +223,10 @@ func (s *Stage) ask(ctx context.Context, f scenario.Flow, timeout time.Duration)
 		return Observed{}, f.Source, errors.New("nobody has the source address: the stage is set for another step")
 	}
 	from := f.Source
-	if from.Port() == 0 && f.Protocol != scenario.ICMP {
+	if from.Port() == 0 && f.Protocol != ICMP {
 		from = netip.AddrPortFrom(from.Addr(), s.port())
 	}
-	if f.Protocol == scenario.HTTP {
+	if f.Protocol == HTTP {
 		got, err := get(ctx, ns, from, f.Destination, timeout)
 		return got, from, err
 	}
@@ -251,13 +250,13 @@ func (s *Stage) port() uint16 {
 }
 
 // understand says what an answer means for the flow.
-func understand(f scenario.Flow, answer testnet.Answer) (Observed, error) {
+func understand(f Flow, answer testnet.Answer) (Observed, error) {
 	got := Observed{Reset: answer.Reset, Attempts: answer.Attempts}
 	switch answer.Outcome {
 	case testnet.TimedOut:
-		got.Fate = scenario.Dropped
+		got.Fate = Dropped
 	case testnet.Refused:
-		got.Fate = scenario.Refused
+		got.Fate = Refused
 	case testnet.Answered:
 		err := got.reached(f, answer)
 		return got, err
@@ -267,11 +266,11 @@ func understand(f scenario.Flow, answer testnet.Answer) (Observed, error) {
 	return got, nil
 }
 
-func (o *Observed) reached(f scenario.Flow, answer testnet.Answer) error {
-	o.Fate = scenario.Untouched
-	if f.Protocol == scenario.ICMP {
-		if f.Want.Fate == scenario.Echoed { // leaked finds packets that another host could have answered
-			o.Fate = scenario.Echoed
+func (o *Observed) reached(f Flow, answer testnet.Answer) error {
+	o.Fate = Untouched
+	if f.Protocol == ICMP {
+		if f.Want.Fate == Echoed { // leaked finds packets that another host could have answered
+			o.Fate = Echoed
 		}
 		return nil
 	}
@@ -279,17 +278,17 @@ func (o *Observed) reached(f scenario.Flow, answer testnet.Answer) error {
 	if err != nil {
 		return fmt.Errorf("server %q: %w", answer.ID, err)
 	}
-	t := scenario.Target{Endpoint: at, Masqueraded: answer.Peer != answer.Local}
-	asItself := func(w scenario.Target) bool { return w.Endpoint == at && w.As == answer.Local.Addr() }
+	t := Target{Endpoint: at, Masqueraded: answer.Peer != answer.Local}
+	asItself := func(w Target) bool { return w.Endpoint == at && w.As == answer.Local.Addr() }
 	switch {
 	case slices.ContainsFunc(f.Want.Targets, asItself) && answer.Peer == answer.Local:
 		// Masqueraded as the client itself only the port is another one, and one of random ports is the client's.
 		t.Masqueraded, t.As = true, answer.Peer.Addr()
-	case slices.ContainsFunc(f.Want.Targets, func(w scenario.Target) bool { return w.As.IsValid() }) && t.Masqueraded:
+	case slices.ContainsFunc(f.Want.Targets, func(w Target) bool { return w.As.IsValid() }) && t.Masqueraded:
 		t.As = answer.Peer.Addr()
 	}
 	if at != f.Destination || slices.Contains(f.Want.Targets, t) {
-		o.Fate, o.Targets = scenario.Translated, []scenario.Target{t}
+		o.Fate, o.Targets = Translated, []Target{t}
 		return nil
 	}
 	if t.Masqueraded {
