@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/test/cmd/soak/outcome"
 )
 
 // counts are what a run has seen, by name. Their methods are safe for concurrent use.
@@ -48,7 +47,7 @@ func (c *counts) addN(what string, n int) {
 func (c *counts) excused(what, cause string) { c.add("LOST, " + what + ": " + cause) }
 
 // question counts a new connection.
-func (c *counts) question(protocol string, a outcome.Answer, v outcome.Verdict, again int) {
+func (c *counts) question(protocol string, a Answer, v Verdict, again int) {
 	what := "new " + protocol + " connections "
 	if v.Excuse != "" {
 		c.excused(what+a.String(), v.Excuse)
@@ -65,7 +64,7 @@ func (c *counts) question(protocol string, a outcome.Answer, v outcome.Verdict, 
 }
 
 // message counts a datagram of an open flow.
-func (c *counts) message(a outcome.Answer, v outcome.Verdict, again int) {
+func (c *counts) message(a Answer, v Verdict, again int) {
 	switch {
 	case v.Excuse != "":
 		c.excused("datagrams of open flows "+a.String(), v.Excuse)

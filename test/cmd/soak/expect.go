@@ -12,7 +12,6 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/testnet"
 )
@@ -43,8 +42,8 @@ func (w *world) expect() {
 
 // expectations are the fates of all questions. They are worked out of the objects alone,
 // by what Kubernetes says of Services, and share nothing with the proxy's own code.
-func (w *world) expectations(o objects) map[outcome.Question]outcome.Expectation {
-	all := map[outcome.Question]outcome.Expectation{}
+func (w *world) expectations(o objects) map[Question]Expectation {
+	all := map[Question]Expectation{}
 	for n := 1; n <= script.Addresses; n++ {
 		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
 			for _, family := range ip.Families() {
@@ -56,19 +55,19 @@ func (w *world) expectations(o objects) map[outcome.Question]outcome.Expectation
 					node = w.NodeAddrs.V6()
 				}
 				cluster := netip.AddrPortFrom(clusterIP(n, family), port)
-				all[outcome.Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol,
+				all[Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol,
 					fromPod)
-				all[outcome.Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol,
+				all[Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol,
 					fromNode)
 				at := netip.AddrPortFrom(node, nodePort(n, protocol))
-				all[outcome.Question{Client: fromOutside, Protocol: protocol, To: at}] = w.ofNodePort(o, at, protocol)
+				all[Question{Client: fromOutside, Protocol: protocol, To: at}] = w.ofNodePort(o, at, protocol)
 			}
 		}
 	}
 	return all
 }
 
-func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client string) outcome.Expectation {
+func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client string) Expectation {
 	for _, s := range o.services {
 		if !slices.Contains(s.Spec.ClusterIPs, to.Addr().String()) {
 			continue
@@ -81,17 +80,17 @@ func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client strin
 			*s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 		e := w.ofEndpoints(o, s, port, ip.Of(to.Addr()), local)
 		if client == fromPod {
-			e.Source = outcome.Kept
+			e.Source = Kept
 			if w.choice.Get("masquerade-all") == "yes" {
-				e.Source = outcome.Masqueraded
+				e.Source = Masqueraded
 			}
 		}
 		return e
 	}
-	return outcome.Expectation{}
+	return Expectation{}
 }
 
-func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) outcome.Expectation {
+func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) Expectation {
 	for _, s := range o.services {
 		port := portOf(s, protocol)
 		if port == nil || uint16(port.NodePort) != to.Port() || !inFamily(s, ip.Of(to.Addr())) {
@@ -99,17 +98,17 @@ func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) outcom
 		}
 		local := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 		e := w.ofEndpoints(o, s, port, ip.Of(to.Addr()), local)
-		e.Source = outcome.Masqueraded
+		e.Source = Masqueraded
 		switch {
 		case local && len(e.Pods) == 0 && s.Annotations[failoverKey] == service.FailoverCluster.String():
 			e = w.ofEndpoints(o, s, port, ip.Of(to.Addr()), false)
-			e.Source = outcome.Masqueraded
+			e.Source = Masqueraded
 		case local:
-			e.Source = outcome.Kept
+			e.Source = Kept
 		}
 		return e
 	}
-	return outcome.Expectation{}
+	return Expectation{}
 }
 
 func inFamily(s *corev1.Service, family ip.Family) bool {
@@ -127,19 +126,19 @@ func portOf(s *corev1.Service, protocol string) *corev1.ServicePort {
 
 // refusal is the fate of what the rules refuse. For UDP it cannot be seen each time: the
 // kernel limits the rate of ICMP errors.
-func refusal(protocol string) outcome.Expectation {
+func refusal(protocol string) Expectation {
 	if protocol == testnet.UDP {
-		return outcome.Expectation{Fate: outcome.Unserved}
+		return Expectation{Fate: Unserved}
 	}
-	return outcome.Expectation{Fate: outcome.Refused}
+	return Expectation{Fate: Refused}
 }
 
 // ofEndpoints is the fate of connections to a Service port of one family. With local, only
 // endpoints on the node get some.
 func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, family ip.Family,
-	local bool) outcome.Expectation {
+	local bool) Expectation {
 	protocol := strings.ToLower(string(port.Protocol))
-	e := outcome.Expectation{Local: local, Service: s.Name, Departed: s.Annotations[departedKey]}
+	e := Expectation{Local: local, Service: s.Name, Departed: s.Annotations[departedKey]}
 	var ready, terminating []string
 	usable := 0 // on any node
 	slice := o.sliceOf(s, family)
@@ -170,7 +169,7 @@ func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePo
 	}
 	switch {
 	case len(e.Pods) > 0:
-		e.Fate = outcome.Served
+		e.Fate = Served
 	case usable == 0:
 		e.Fate = refusal(protocol).Fate
 	}

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -21,9 +20,9 @@ type flow struct {
 
 	mu sync.Mutex
 	// question is what is open now, if open; answer and asked are of the last step.
-	question outcome.Question
+	question Question
 	open     bool
-	answer   outcome.Answer
+	answer   Answer
 	asked    time.Time
 }
 
@@ -52,7 +51,7 @@ func (f *flow) followed(since time.Time) bool {
 func (f *flow) run() {
 	for f.t.ctx.Err() == nil {
 		q := f.t.pick()
-		if f.tcp != (q.Protocol == testnet.TCP) || f.t.w.book.Now(q).Fate != outcome.Served {
+		if f.tcp != (q.Protocol == testnet.TCP) || f.t.w.book.Now(q).Fate != Served {
 			f.pause(betweenAsks)
 			continue
 		}
@@ -73,23 +72,23 @@ func (f *flow) pause(d time.Duration) {
 	}
 }
 
-func (f *flow) note(q outcome.Question, open bool, a outcome.Answer, asked time.Time) {
+func (f *flow) note(q Question, open bool, a Answer, asked time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.question, f.open, f.answer, f.asked = q, open, a, asked
 }
 
 // stayUDP sends datagrams from one port. Where they go is judged each time.
-func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
+func (f *flow) stayUDP(ctx context.Context, q Question) {
 	d, err := openUDP(f.t.ctx, f.t.from(q, f.t.w.Pod("client").NS), f.t.freshSource(q), q.To)
 	if err != nil {
 		f.pause(betweenAsks) // the port may still be in use
 		return
 	}
 	defer d.conn.Close()
-	defer f.note(q, false, outcome.Answer{}, time.Time{})
+	defer f.note(q, false, Answer{}, time.Time{})
 	// The flow has not followed before it had its first answer.
-	f.note(q, true, outcome.Answer{}, time.Time{})
+	f.note(q, true, Answer{}, time.Time{})
 	was, served := "", time.Now()
 	// unanswered is when the first datagram since the last answer was sent. It may have made the
 	// kernel's entry, which keeps its pod. So does an older entry while no table translates
@@ -113,7 +112,7 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			unanswered = sent
 		}
 		a.Open, a.Was = n > 0, was
-		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest &&
+		if a.Kind == Silent && f.t.w.book.Now(q).Fate == Served && now.Sub(served) < longest &&
 			!f.t.silent(q, served, now) {
 			// Late, or lost in the moment between two programs.
 			f.t.w.count.add("datagrams of open flows sent again")
@@ -125,13 +124,13 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			f.t.fail("an open flow went wrong: %s", v.Wrong)
 			return
 		}
-		if v.Excuse == outcome.Orphaned {
+		if v.Excuse == Orphaned {
 			return // it may stay like this for ever
 		}
 		f.note(q, true, a, sent)
 		served = now
 		switch {
-		case a.Kind == outcome.Answered:
+		case a.Kind == Answered:
 			was, unanswered = a.Pod, time.Time{}
 		case !v.Damaged:
 			was, unanswered = "", time.Time{}
@@ -142,8 +141,8 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 
 // since is when the question of an answer began: silence may have begun with the last
 // answer. So may have the reason for which a flow left its pod.
-func since(a outcome.Answer, sent, served time.Time) time.Time {
-	if a.Kind == outcome.Silent || a.Was != "" && a.Was != a.Pod {
+func since(a Answer, sent, served time.Time) time.Time {
+	if a.Kind == Silent || a.Was != "" && a.Was != a.Pod {
 		return served
 	}
 	return sent
@@ -151,7 +150,7 @@ func since(a outcome.Answer, sent, served time.Time) time.Time {
 
 // stayTCP keeps a connection open. It may end only where the rules, or the lack of them,
 // gave a reason.
-func (f *flow) stayTCP(ctx context.Context, q outcome.Question) {
+func (f *flow) stayTCP(ctx context.Context, q Question) {
 	conn, pod, ok := f.connect(q)
 	if !ok {
 		return
@@ -187,12 +186,12 @@ func (f *flow) stayTCP(ctx context.Context, q outcome.Question) {
 }
 
 // connect opens a connection and reads who the server is.
-func (f *flow) connect(q outcome.Question) (net.Conn, string, bool) {
+func (f *flow) connect(q Question) (net.Conn, string, bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(f.t.ctx, longest)
 	defer cancel()
 	conn, err := f.t.from(q, f.t.w.Pod("client").NS).Dial(ctx, "tcp", q.To.String())
-	answer := outcome.Answer{Kind: outcome.Broken}
+	answer := Answer{Kind: Broken}
 	if err == nil {
 		answer, err = greeting(conn)
 	}
@@ -207,8 +206,8 @@ func (f *flow) connect(q outcome.Question) (net.Conn, string, bool) {
 	if v.Wrong != "" {
 		f.t.fail("a connection that was to stay open went wrong: %s (error: %v)", v.Wrong, err)
 	}
-	if answer.Kind != outcome.Answered && conn != nil {
+	if answer.Kind != Answered && conn != nil {
 		conn.Close()
 	}
-	return conn, answer.Pod, answer.Kind == outcome.Answered
+	return conn, answer.Pod, answer.Kind == Answered
 }

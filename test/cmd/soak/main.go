@@ -4,8 +4,8 @@
 //
 // A run is a node in network namespaces with the real nftproxy binary, a real API server,
 // pods that serve, and clients of every kind. Its events come from a seed, or from a
-// script that an earlier run kept (package script). Which answers a client may get is
-// package outcome's to judge. The command mends nothing, and leaves nothing behind but
+// script that an earlier run kept (package script). A Book judges which answers a client may
+// get. The command mends nothing, and leaves nothing behind but
 // the script and the log of a run that failed.
 package main
 

@@ -12,29 +12,28 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/lib/testnet"
 )
 
 // greeting reads the line by which a server says who it is.
-func greeting(conn net.Conn) (outcome.Answer, error) {
+func greeting(conn net.Conn) (Answer, error) {
 	if err := conn.SetDeadline(time.Now().Add(longest)); err != nil {
-		return outcome.Answer{}, err
+		return Answer{}, err
 	}
 	var line []byte
 	for one := make([]byte, 1); len(line) == 0 || line[len(line)-1] != '\n'; {
 		// Byte by byte: what follows the line is the reader's who comes next.
 		if _, err := conn.Read(one); err != nil {
-			return outcome.Answer{}, err
+			return Answer{}, err
 		}
 		line = append(line, one[0])
 	}
 	id, peer, err := testnet.ParseAnswer(string(line))
 	if err != nil {
-		return outcome.Answer{}, err
+		return Answer{}, err
 	}
 	local, err := netip.ParseAddrPort(conn.LocalAddr().String())
-	return outcome.Answer{Kind: outcome.Answered, Pod: id, Source: source(local.Addr(), peer.Addr())}, err
+	return Answer{Kind: Answered, Pod: id, Source: source(local.Addr(), peer.Addr())}, err
 }
 
 // echo says a line and expects it back.
@@ -54,15 +53,15 @@ func echo(conn net.Conn, read *bufio.Reader, n int) error {
 }
 
 // kindOf says how a connection attempt ended that failed.
-func kindOf(err error) outcome.Kind {
+func kindOf(err error) Kind {
 	var timeout net.Error
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH),
 		errors.Is(err, unix.EACCES):
-		return outcome.Rejected
+		return Rejected
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) &&
 		timeout.Timeout():
-		return outcome.Silent
+		return Silent
 	}
-	return outcome.Broken
+	return Broken
 }

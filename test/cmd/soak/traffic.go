@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -54,7 +53,7 @@ func startTraffic(w *world) *traffic {
 		t.running.Go(func() { t.repeat(i, func() { t.askOnce(t.pick(), w.Pod("client").NS) }) })
 	}
 	t.running.Go(func() { t.witness.run(t) })
-	t.running.Go(func() { (&sticky{t: t, last: map[outcome.Question]remembered{}}).run(newClients) })
+	t.running.Go(func() { (&sticky{t: t, last: map[Question]remembered{}}).run(newClients) })
 	for i := range 2 * flowsOfEach {
 		f := &flow{t: t, tcp: i%2 == 0}
 		t.flows = append(t.flows, f)
@@ -92,18 +91,18 @@ func (t *traffic) repeat(client int, ask func()) {
 }
 
 // pick returns a random question, mostly one that is served or refused.
-func (t *traffic) pick() outcome.Question {
+func (t *traffic) pick() Question {
 	all := t.w.book.Questions()
 	for {
 		q := all[rand.IntN(len(all))]
-		if t.w.book.Now(q).Fate != outcome.Unserved || rand.IntN(8) == 0 {
+		if t.w.book.Now(q).Fate != Unserved || rand.IntN(8) == 0 {
 			return q
 		}
 	}
 }
 
 // from is the namespace of a client; pods differ.
-func (t *traffic) from(q outcome.Question, pod *testnet.Namespace) *testnet.Namespace {
+func (t *traffic) from(q Question, pod *testnet.Namespace) *testnet.Namespace {
 	switch q.Client {
 	case fromNode:
 		return t.w.Node
@@ -115,11 +114,11 @@ func (t *traffic) from(q outcome.Question, pod *testnet.Namespace) *testnet.Name
 
 // askOnce asks by a new connection, judges the answer, and returns it with the time of
 // the question.
-func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.Answer, time.Time) {
+func (t *traffic) askOnce(q Question, pod *testnet.Namespace) (Answer, time.Time) {
 	asked := time.Now()
 	began := asked
 	fate := t.w.book.Now(q).Fate
-	var answer outcome.Answer
+	var answer Answer
 	var again int
 	var err error
 	if q.Protocol == testnet.TCP {
@@ -128,11 +127,11 @@ func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.A
 		answer, began, again, err = t.askUDP(q, pod, fate)
 	}
 	if t.ctx.Err() != nil {
-		return outcome.Answer{}, began
+		return Answer{}, began
 	}
 	if err != nil {
 		// A new connection that breaks before its answer is a broken one.
-		answer = outcome.Answer{Kind: outcome.Broken}
+		answer = Answer{Kind: Broken}
 	}
 	now := time.Now()
 	v := t.w.book.Judge(q, answer, began, now)
@@ -140,7 +139,7 @@ func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.A
 	switch {
 	case v.Wrong != "":
 		t.fail("a new connection went wrong: %s (error: %v)", v.Wrong, err)
-	case answer.Kind != outcome.Silent && t.silent(q, asked, now):
+	case answer.Kind != Silent && t.silent(q, asked, now):
 		t.fail("a new connection was answered after %v: %v asked at %s, %v; pods themselves answered after %v at the most",
 			now.Sub(asked).Round(time.Millisecond),
 			q, asked.Format("15:04:05.000"), answer, t.witness.delay(asked, now).Round(time.Millisecond))
@@ -150,48 +149,48 @@ func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.A
 
 // silent says whether a client had no answer between two times although one thing was
 // expected all the time, the tables were whole and the machine was quick enough.
-func (t *traffic) silent(q outcome.Question, from, to time.Time) bool {
-	return t.witness.tooLong(from, to) && !t.w.book.Judge(q, outcome.Answer{Kind: outcome.Silent}, from, to).Moving
+func (t *traffic) silent(q Question, from, to time.Time) bool {
+	return t.witness.tooLong(from, to) && !t.w.book.Judge(q, Answer{Kind: Silent}, from, to).Moving
 }
 
-func (t *traffic) askTCP(q outcome.Question, pod *testnet.Namespace, fate outcome.Fate) (outcome.Answer, int, error) {
+func (t *traffic) askTCP(q Question, pod *testnet.Namespace, fate Fate) (Answer, int, error) {
 	timeout := longest
-	if fate == outcome.Unserved {
+	if fate == Unserved {
 		timeout = shortest
 	}
 	got, err := t.from(q, pod).Ask(t.ctx, testnet.TCP, q.To, timeout)
 	if err != nil {
-		return outcome.Answer{}, 0, err
+		return Answer{}, 0, err
 	}
 	again := max(0, got.Attempts-1)
 	switch got.Outcome {
 	case testnet.Answered:
-		return outcome.Answer{Kind: outcome.Answered, Pod: got.ID, Source: source(got.Local.Addr(), got.Peer.Addr())}, again,
+		return Answer{Kind: Answered, Pod: got.ID, Source: source(got.Local.Addr(), got.Peer.Addr())}, again,
 			nil
 	case testnet.TimedOut:
-		return outcome.Answer{Kind: outcome.Silent}, again, nil
+		return Answer{Kind: Silent}, again, nil
 	}
-	return outcome.Answer{Kind: outcome.Rejected}, again, nil
+	return Answer{Kind: Rejected}, again, nil
 }
 
-func (t *traffic) askUDP(q outcome.Question, pod *testnet.Namespace,
-	fate outcome.Fate) (a outcome.Answer, sent time.Time, again int, err error) {
+func (t *traffic) askUDP(q Question, pod *testnet.Namespace,
+	fate Fate) (a Answer, sent time.Time, again int, err error) {
 	d, err := openUDP(t.ctx, t.from(q, pod), t.freshSource(q), q.To)
 	if err != nil {
 		return a, time.Now(), 0, err
 	}
 	defer d.conn.Close()
-	if fate == outcome.Unserved {
+	if fate == Unserved {
 		return d.ask(shortest, 1, nil)
 	}
 	return d.ask(resendPeriod, int(longest/resendPeriod), func() bool {
-		return t.ctx.Err() == nil && t.w.book.Now(q).Fate == outcome.Served
+		return t.ctx.Err() == nil && t.w.book.Now(q).Fate == Served
 	})
 }
 
 // freshSource returns a source whose port no recent question had: otherwise connection
 // tracking would take the datagram for part of an earlier flow.
-func (t *traffic) freshSource(q outcome.Question) string {
+func (t *traffic) freshSource(q Question) string {
 	const first, ports = 10000, 20000 // below those that the kernel gives out
 	address := netip.IPv4Unspecified()
 	if q.To.Addr().Is6() {
@@ -243,7 +242,7 @@ func (t *traffic) awaitFlows(since time.Time, patience time.Duration) error {
 // question at a time, and checks that it is remembered.
 type sticky struct {
 	t    *traffic
-	last map[outcome.Question]remembered
+	last map[Question]remembered
 }
 
 type remembered struct {
@@ -253,7 +252,7 @@ type remembered struct {
 
 func (s *sticky) run(client int) {
 	s.t.repeat(client, func() {
-		var asked []outcome.Question
+		var asked []Question
 		for _, q := range s.t.w.book.Questions() {
 			if q.Client == fromPod && s.t.w.book.Now(q).Affinity > 0 {
 				asked = append(asked, q)
@@ -264,7 +263,7 @@ func (s *sticky) run(client int) {
 		}
 		q := asked[rand.IntN(len(asked))]
 		answer, at := s.t.askOnce(q, s.t.w.Pod("sticky").NS)
-		if answer.Kind != outcome.Answered {
+		if answer.Kind != Answered {
 			delete(s.last, q)
 			return
 		}

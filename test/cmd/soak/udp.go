@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -66,7 +65,7 @@ const resendPeriod = time.Second
 // resent counts the others. Before each of them, more
 // says whether to go on.
 func (d *datagrams) ask(period time.Duration, most int,
-	more func() bool) (a outcome.Answer, first time.Time, resent int, err error) {
+	more func() bool) (a Answer, first time.Time, resent int, err error) {
 	first = time.Now()
 	tries := 0
 	for try := range most {
@@ -77,7 +76,7 @@ func (d *datagrams) ask(period time.Duration, most int,
 		d.sent[d.last] = time.Now()
 		tries++
 		if err := d.send(); err != nil {
-			return outcome.Answer{}, first, try, err
+			return Answer{}, first, try, err
 		}
 		a, of, err := d.read(time.Now().Add(period))
 		switch {
@@ -86,10 +85,10 @@ func (d *datagrams) ask(period time.Duration, most int,
 		case err == nil:
 			return a, first, try, nil
 		case !errors.Is(err, os.ErrDeadlineExceeded):
-			return outcome.Answer{}, first, try, err
+			return Answer{}, first, try, err
 		}
 	}
-	return outcome.Answer{Kind: outcome.Silent}, first, tries - 1, nil
+	return Answer{Kind: Silent}, first, tries - 1, nil
 }
 
 // send sends the datagram with the last number. The rules may refuse it at once (EPERM);
@@ -111,7 +110,7 @@ func (d *datagrams) send() error {
 }
 
 // read waits for the answer to one of the datagrams, and returns when that one was sent.
-func (d *datagrams) read(deadline time.Time) (a outcome.Answer, of time.Time, err error) {
+func (d *datagrams) read(deadline time.Time) (a Answer, of time.Time, err error) {
 	if err := d.conn.SetReadDeadline(deadline); err != nil {
 		return a, of, err
 	}
@@ -120,7 +119,7 @@ func (d *datagrams) read(deadline time.Time) (a outcome.Answer, of time.Time, er
 		n, err := d.conn.Read(buffer)
 		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) ||
 			errors.Is(err, unix.EACCES) {
-			return outcome.Answer{Kind: outcome.Rejected}, time.Now(), nil
+			return Answer{Kind: Rejected}, time.Now(), nil
 		}
 		if err != nil {
 			return a, of, err
@@ -146,14 +145,14 @@ func (d *datagrams) read(deadline time.Time) (a outcome.Answer, of time.Time, er
 		if err != nil {
 			return a, of, err
 		}
-		return outcome.Answer{Kind: outcome.Answered, Pod: words[0], Source: source(local.Addr(), peer.Addr())}, of, nil
+		return Answer{Kind: Answered, Pod: words[0], Source: source(local.Addr(), peer.Addr())}, of, nil
 	}
 }
 
 // source compares the client's address with the one that the server saw.
-func source(local, seen netip.Addr) outcome.Source {
+func source(local, seen netip.Addr) Source {
 	if local.Unmap() == seen.Unmap() {
-		return outcome.Kept
+		return Kept
 	}
-	return outcome.Masqueraded
+	return Masqueraded
 }

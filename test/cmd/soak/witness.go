@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/cmd/soak/script"
 )
 
@@ -34,7 +33,7 @@ func (w *witness) run(t *traffic) {
 		pod := t.w.Pod(pods[n%len(pods)])
 		to := netip.AddrPortFrom(pod.Addrs[n/len(pods)%len(pod.Addrs)], targetPorts()[0])
 		began := time.Now()
-		d, err := openUDP(t.ctx, t.w.Pod("client").NS, t.freshSource(outcome.Question{To: to}), to)
+		d, err := openUDP(t.ctx, t.w.Pod("client").NS, t.freshSource(Question{To: to}), to)
 		if err == nil {
 			_, _, _, err = d.ask(shortest, int(longest/shortest), func() bool { return t.ctx.Err() == nil })
 			d.conn.Close()

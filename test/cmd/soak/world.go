@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/nft/kernel"
-	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/controlplane"
@@ -60,7 +59,7 @@ type world struct {
 	// repairs undo the cut of a pod; none while all pods answer. repaired is when the last one was repaired.
 	repairs  []func() error
 	repaired time.Time
-	book     *outcome.Book
+	book     *Book
 	traffic  *traffic
 	count    *counts
 	servers  []io.Closer
@@ -80,7 +79,7 @@ const (
 
 // newWorld makes everything but the traffic and the proxy.
 func newWorld(ctx context.Context, o options, choice script.Event, count *counts, out io.Writer) (w *world, err error) {
-	w = &world{ctx: ctx, opts: o, choice: choice, apiUp: true, book: outcome.NewBook(), count: count,
+	w = &world{ctx: ctx, opts: o, choice: choice, apiUp: true, book: NewBook(), count: count,
 		objects: newObjects(), others: map[string]string{}, out: out}
 	defer func() {
 		if err != nil {

@@ -1,4 +1,4 @@
-package outcome
+package main
 
 import (
 	"fmt"
@@ -9,7 +9,10 @@ import (
 	"time"
 )
 
-// Book keeps what was true when. Its methods are safe for concurrent use.
+// Book judges answers to questions that clients ask Services, by all that was true, or may have been, while a question
+// was under way. It keeps what was true when: its caller says what is true from when on, when the kernel was seen to be
+// there, and when the tables were damaged. A Book asks no questions and reads no clock. Its methods are safe for
+// concurrent use.
 type Book struct {
 	mu       sync.Mutex
 	versions map[Question][]version

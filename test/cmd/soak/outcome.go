@@ -1,9 +1,4 @@
-// Package outcome promises to judge answers to questions that clients ask Services: by
-// all that was true, or may have been, while a question was under way.
-//
-// Its caller says what is true from when on, when the kernel was seen to be there, and
-// when the tables were damaged. The package asks no questions and reads no clock.
-package outcome
+package main
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package outcome_test
+package main
 
 import (
 	"net/netip"
@@ -6,29 +6,28 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/cmd/soak/outcome"
 )
 
 func at(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 
-func question() outcome.Question {
-	return outcome.Question{Client: "pod", Protocol: "udp", To: netip.MustParseAddrPort("10.96.0.1:53")}
+func question() Question {
+	return Question{Client: "pod", Protocol: "udp", To: netip.MustParseAddrPort("10.96.0.1:53")}
 }
 
-func expect(b *outcome.Book, e outcome.Expectation, now int) {
-	b.Expect(map[outcome.Question]outcome.Expectation{question(): e}, at(now))
+func expect(b *Book, e Expectation, now int) {
+	b.Expect(map[Question]Expectation{question(): e}, at(now))
 }
 
-func served(pods ...string) outcome.Expectation {
-	return outcome.Expectation{Fate: outcome.Served, Pods: pods, Known: pods, Serving: pods}
+func served(pods ...string) Expectation {
+	return Expectation{Fate: Served, Pods: pods, Known: pods, Serving: pods}
 }
 
-func by(pod string) outcome.Answer { return outcome.Answer{Kind: outcome.Answered, Pod: pod} }
+func by(pod string) Answer { return Answer{Kind: Answered, Pod: pod} }
 
 // TestJudge: what a client may see before, during and after a change from pod a to pod b,
 // which is asked for at 10 s, in the kernel at 20 s and followed by flows at 30 s.
 func TestJudge(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	expect(b, served("a"), 0)
 	b.Settled(at(1))
 	b.FlowsSettled(at(2), time.Hour)
@@ -36,13 +35,13 @@ func TestJudge(t *testing.T) {
 	b.Settled(at(20))
 	b.FlowsSettled(at(30), time.Hour)
 
-	refused, silent := outcome.Answer{Kind: outcome.Rejected}, outcome.Answer{Kind: outcome.Silent}
-	open := func(pod, was string) outcome.Answer {
-		return outcome.Answer{Kind: outcome.Answered, Pod: pod, Open: true, Was: was}
+	refused, silent := Answer{Kind: Rejected}, Answer{Kind: Silent}
+	open := func(pod, was string) Answer {
+		return Answer{Kind: Answered, Pod: pod, Open: true, Was: was}
 	}
 	for _, test := range []struct {
 		name     string
-		answer   outcome.Answer
+		answer   Answer
 		from, to int
 		right    bool
 	}{
@@ -78,12 +77,12 @@ func TestJudge(t *testing.T) {
 // TestAlongside: what the proxy may make of two watches is right until the tables are
 // settled, and nothing is expected because of it.
 func TestAlongside(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	expect(b, served("a"), 0)
 	b.Settled(at(1))
 	expect(b, served("b"), 10)
 	for range 2 {
-		b.Alongside(map[outcome.Question]outcome.Expectation{question(): served("c")}, at(10))
+		b.Alongside(map[Question]Expectation{question(): served("c")}, at(10))
 	}
 	if now := b.Now(question()); now.Pods[0] != "b" {
 		t.Errorf("%v is expected, want b", now.Pods)
@@ -103,17 +102,17 @@ func TestAlongside(t *testing.T) {
 // TestFlowWithoutReason: an open flow must stay with a pod that goes on serving, even if
 // new connections go elsewhere.
 func TestFlowWithoutReason(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	e := served("b", "c")
 	e.Known, e.Serving = []string{"a", "b", "c"}, []string{"a", "b", "c"} // a is terminating
 	expect(b, e, 0)
 	b.Settled(at(1))
 	b.FlowsSettled(at(2), time.Hour)
-	stays := outcome.Answer{Kind: outcome.Answered, Pod: "a", Open: true, Was: "a"}
+	stays := Answer{Kind: Answered, Pod: "a", Open: true, Was: "a"}
 	if v := b.Judge(question(), stays, at(3), at(4)); v.Wrong != "" {
 		t.Errorf("it stays: %s", v.Wrong)
 	}
-	moves := outcome.Answer{Kind: outcome.Answered, Pod: "b", Open: true, Was: "a"}
+	moves := Answer{Kind: Answered, Pod: "b", Open: true, Was: "a"}
 	if v := b.Judge(question(), moves, at(3), at(4)); !strings.Contains(v.Wrong, "no reason") {
 		t.Errorf("it moves: %+v", v)
 	}
@@ -125,7 +124,7 @@ func TestFlowWithoutReason(t *testing.T) {
 
 // TestDamage excuses what is wrong while the tables are damaged, and nothing else.
 func TestDamage(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	expect(b, served("a"), 0)
 	b.Settled(at(1))
 	b.Damage("flush", at(10))
@@ -154,17 +153,17 @@ func TestDamage(t *testing.T) {
 // TestDrops: while packets may be dropped, silence is excused, and an open flow that goes
 // elsewhere. A new connection that is answered by the wrong pod is wrong.
 func TestDrops(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	expect(b, served("a"), 0)
 	b.Settled(at(1))
 	b.Drops("full", at(10))
 	open := by("b")
 	open.Open, open.Was = true, "a"
 	for name, c := range map[string]struct {
-		answer        outcome.Answer
+		answer        Answer
 		excuse, wrong bool
 	}{
-		"silence":       {outcome.Answer{Kind: outcome.Silent}, true, false},
+		"silence":       {Answer{Kind: Silent}, true, false},
 		"the right pod": {by("a"), false, false},
 		"another pod":   {by("b"), false, true},
 		"an open flow":  {open, true, false},
@@ -179,21 +178,21 @@ func TestDrops(t *testing.T) {
 // TestRefused: what is not served may be refused or dropped; what is refused must be.
 func TestRefused(t *testing.T) {
 	for _, test := range []struct {
-		fate  outcome.Fate
-		kind  outcome.Kind
+		fate  Fate
+		kind  Kind
 		right bool
 	}{
-		{outcome.Refused, outcome.Rejected, true},
-		{outcome.Refused, outcome.Silent, false},
-		{outcome.Refused, outcome.Answered, false},
-		{outcome.Unserved, outcome.Rejected, true},
-		{outcome.Unserved, outcome.Silent, true},
-		{outcome.Unserved, outcome.Answered, false},
-		{outcome.Unserved, outcome.Broken, false},
+		{Refused, Rejected, true},
+		{Refused, Silent, false},
+		{Refused, Answered, false},
+		{Unserved, Rejected, true},
+		{Unserved, Silent, true},
+		{Unserved, Answered, false},
+		{Unserved, Broken, false},
 	} {
-		b := outcome.NewBook()
-		expect(b, outcome.Expectation{Fate: test.fate}, 0)
-		v := b.Judge(question(), outcome.Answer{Kind: test.kind}, at(1), at(2))
+		b := NewBook()
+		expect(b, Expectation{Fate: test.fate}, 0)
+		v := b.Judge(question(), Answer{Kind: test.kind}, at(1), at(2))
 		if (v.Wrong == "") != test.right {
 			t.Errorf("%v, %s: %+v", test.fate, test.kind, v)
 		}
@@ -202,16 +201,16 @@ func TestRefused(t *testing.T) {
 
 // TestSource: a server has to see the right address of the client.
 func TestSource(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	e := served("a")
-	e.Source = outcome.Kept
+	e.Source = Kept
 	expect(b, e, 0)
 	answer := by("a")
-	answer.Source = outcome.Masqueraded
+	answer.Source = Masqueraded
 	if v := b.Judge(question(), answer, at(1), at(2)); v.Wrong == "" {
 		t.Error("a wrong address of the client")
 	}
-	answer.Source = outcome.Kept
+	answer.Source = Kept
 	if v := b.Judge(question(), answer, at(1), at(2)); v.Wrong != "" {
 		t.Error(v.Wrong)
 	}
@@ -220,7 +219,7 @@ func TestSource(t *testing.T) {
 // TestSticks: a client is remembered unless its pod went, the time ran out or the tables
 // were damaged.
 func TestSticks(t *testing.T) {
-	b := outcome.NewBook()
+	b := NewBook()
 	e := served("a", "b")
 	e.Affinity = 100 * time.Second
 	expect(b, e, 0)
@@ -258,7 +257,7 @@ func TestMayCut(t *testing.T) {
 		node     bool
 		want     bool
 	}{{"", false, false}, {"", true, true}, {"keep", true, false}, {"cut", false, true}, {"cut", true, true}} {
-		b := outcome.NewBook()
+		b := NewBook()
 		for i, pods := range [][]string{{"a", "b"}, {"b"}} {
 			e := served(pods...)
 			e.Departed = test.departed
@@ -279,18 +278,18 @@ func TestMayCut(t *testing.T) {
 func TestProcessEnded(t *testing.T) {
 	web := served("a")
 	web.Service = "web"
-	stays := outcome.Answer{Kind: outcome.Answered, Pod: "a", Open: true, Was: "a"}
+	stays := Answer{Kind: Answered, Pod: "a", Open: true, Was: "a"}
 	for _, test := range []struct {
 		name    string
-		next    outcome.Expectation
+		next    Expectation
 		inTime  bool
 		excused bool
 	}{
-		{"in the middle", outcome.Expectation{}, false, true},
-		{"later", outcome.Expectation{}, true, false},
-		{"the Service is there", outcome.Expectation{Service: "web"}, false, false},
+		{"in the middle", Expectation{}, false, true},
+		{"later", Expectation{}, true, false},
+		{"the Service is there", Expectation{Service: "web"}, false, false},
 	} {
-		b := outcome.NewBook()
+		b := NewBook()
 		expect(b, web, 0)
 		b.Settled(at(1))
 		b.FlowsSettled(at(1), time.Hour)
@@ -303,7 +302,7 @@ func TestProcessEnded(t *testing.T) {
 		b.Settled(at(20))
 		b.FlowsSettled(at(20), time.Hour)
 		v := b.Judge(question(), stays, at(30), at(31))
-		if (v.Excuse == outcome.Orphaned) != test.excused || (v.Wrong == "") != test.excused {
+		if (v.Excuse == Orphaned) != test.excused || (v.Wrong == "") != test.excused {
 			t.Errorf("%s: %+v", test.name, v)
 		}
 		if v := b.Judge(question(), by("a"), at(30), at(31)); v.Wrong == "" {
