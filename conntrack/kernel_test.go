@@ -19,7 +19,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -27,7 +27,7 @@ import (
 // namespace.
 func loadRules(t testing.TB, ns *testnet.Namespace, rules string) {
 	t.Helper()
-	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
+	if err := netfilter.NFTForTest(t).Load(ns, rules); err != nil {
 		t.Fatal(err)
 	}
 }

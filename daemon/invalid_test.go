@@ -15,14 +15,14 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
 // TestInvalidDropper: the rule's counter is kube-proxy's metric, also after a restart. While the kernel is liberal
 // there is no rule.
 func TestInvalidDropper(t *testing.T) {
-	ns, cmd, settings := testnet.NamespaceForTest(t, "invalid"), nftcmd.ForTest(t), t.TempDir()
+	ns, cmd, settings := testnet.NamespaceForTest(t, "invalid"), netfilter.NFTForTest(t), t.TempDir()
 	if _, err := invalidtable.Keep(ruleset.DefaultTable, ns.Fd()); err != nil {
 		t.Fatal(err)
 	}

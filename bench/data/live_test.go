@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -43,7 +43,7 @@ func (s *sink) Version(string, string) {}
 // TestMeasure asks all questions of nodes without a proxy, and of one that
 // cannot be measured.
 func TestMeasure(t *testing.T) {
-	nftcmd.ForTest(t)
+	netfilter.NFTForTest(t)
 	e := Effort{
 		Rounds: 2, LeastRounds: 2, Burst: 20, LeastBurst: 20, First: true, Again: true,
 	}
@@ -87,7 +87,7 @@ func TestMeasure(t *testing.T) {
 // TestCheck: connections that end elsewhere than they should are noticed, before
 // anything is measured.
 func TestCheck(t *testing.T) {
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	s := bareSite(t, result.OneStaticRule)
 	plain := target{way: plainWay()}
 	sticky := target{way: way{affinity: true}}
@@ -147,7 +147,7 @@ func TestUndisturbed(t *testing.T) {
 
 // TestCancelled: nothing is put of what was not measured to its end.
 func TestCancelled(t *testing.T) {
-	nftcmd.ForTest(t)
+	netfilter.NFTForTest(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	got := &sink{}

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // measure asks all questions.
 func (r *run) measure(ctx context.Context) error {
-	nft, err := nftcmd.Find()
+	nft, err := netfilter.FindNFT()
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (r *run) measure(ctx context.Context) error {
 }
 
 // begin gets all sites ready for a target; those that cannot are out.
-func (r *run) begin(nft nftcmd.Command, t target) *series {
+func (r *run) begin(nft netfilter.NFT, t target) *series {
 	s := newSeries()
 	for _, at := range r.sites {
 		err := at.failed
@@ -61,7 +61,7 @@ func (r *run) rounds(ctx context.Context, s *series, count, least int, budget ti
 }
 
 // setups asks how long connections to a target take.
-func (r *run) setups(ctx context.Context, nft nftcmd.Command, t target) {
+func (r *run) setups(ctx context.Context, nft netfilter.NFT, t target) {
 	question := t.question()
 	r.Doing("data plane: " + question)
 	s := r.begin(nft, t)

@@ -11,7 +11,7 @@ import (
 	"nftproxy/bench/result"
 	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -121,7 +121,7 @@ func (s *site) to(t target) netip.AddrPort {
 }
 
 // aim gets a site without a proxy ready for a target.
-func (s *site) aim(nft nftcmd.Command, t target) error {
+func (s *site) aim(nft netfilter.NFT, t target) error {
 	script := "flush ruleset\n"
 	switch s.backend {
 	case result.OneStaticRule, again:

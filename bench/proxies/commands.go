@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"nftproxy/test/lib/aptget"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // commands are those that kube-proxy runs in one of its modes.
@@ -57,7 +57,7 @@ func iptables(kind string, clear func(*Node) error) (commands, error) {
 
 // flushNFTables removes everything from a node's nftables.
 func flushNFTables(n *Node) error {
-	nft, err := nftcmd.Find()
+	nft, err := netfilter.FindNFT()
 	if err == nil {
 		_, err = nft.Run(n.Node, "", "flush", "ruleset")
 	}

@@ -18,7 +18,7 @@ import (
 
 	"nftproxy/daemon/takeover"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -28,11 +28,11 @@ const oursWithoutOwner = `add table %s { comment "kept by nftproxy, a Kubernetes
 type formerWorld struct {
 	*testing.T
 	ns  *testnet.Namespace
-	cmd nftcmd.Command
+	cmd netfilter.NFT
 }
 
 func newFormerWorld(t *testing.T) formerWorld {
-	return formerWorld{t, testnet.NamespaceForTest(t, "former"), nftcmd.ForTest(t)}
+	return formerWorld{t, testnet.NamespaceForTest(t, "former"), netfilter.NFTForTest(t)}
 }
 
 // run starts `nftproxy run` with a table of that name and waits for its first sync.

@@ -22,7 +22,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/watch"
 )
@@ -248,7 +248,7 @@ func TestEveryFlagIsLiveOrNot(t *testing.T) {
 // TestConfigMapSwap changes the file of a process by swaps of ..data, as the kubelet
 // does, and looks at the kernel's rules: they are those of a start with that file.
 func TestConfigMapSwap(t *testing.T) {
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	ns := testnet.NamespaceForTest(t, "swap")
 	dir := t.TempDir()
 	publish := configMap(t, dir, "config.conf")

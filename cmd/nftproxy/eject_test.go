@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -361,7 +361,7 @@ func loadPolicy(t *testing.T, ns *testnet.Namespace, sources string) {
 	t.Helper()
 	rules := "table inet forbids { chain arriving { type filter hook input priority 0; ip saddr { " + sources +
 		" } tcp dport 8080 drop; }; }"
-	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
+	if err := netfilter.NFTForTest(t).Load(ns, rules); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
 	"nftproxy/model/ejection"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -150,7 +150,7 @@ func awaitHanging(t *testing.T, node *testnet.Namespace, to ...netip.Addr) {
 // partition drops at one moment all that the remote node forwards to a list of destinations. repair ends that.
 func partition(t *testing.T, w *ejectWorld, to string) (repair func()) {
 	t.Helper()
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	load := func(rules string) {
 		t.Helper()
 		if err := nft.Load(w.Remote, rules); err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -24,7 +24,7 @@ type troubles struct {
 	*testnet.Topology
 	client, local, remote *testnet.Pod
 	dir                   string
-	nft                   nftcmd.Command
+	nft                   netfilter.NFT
 	// page is docs/troubleshooting.md, with the outputs of this run.
 	page string
 }
@@ -38,7 +38,7 @@ func newTroubles(t *testing.T) *troubles { return troublesOn(t, testnet.Config{}
 
 func troublesOn(t *testing.T, config testnet.Config) *troubles {
 	t.Helper()
-	w := &troubles{T: t, Topology: testnet.NewForTest(t, config), dir: t.TempDir(), nft: nftcmd.ForTest(t)}
+	w := &troubles{T: t, Topology: testnet.NewForTest(t, config), dir: t.TempDir(), nft: netfilter.NFTForTest(t)}
 	page, err := os.ReadFile(troublesPage)
 	w.must(err)
 	w.page = string(page)

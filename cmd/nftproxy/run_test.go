@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -227,7 +227,7 @@ spec: {podCIDRs: [10.244.7.0/24, "fd00:7::/64"]}
 
 // TestMasqueradeFlags: the flags reach the rules.
 func TestMasqueradeFlags(t *testing.T) {
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	for name, c := range map[string]struct {
 		flags []string
 		// want has texts that the listing must have, not has texts that it must not have.

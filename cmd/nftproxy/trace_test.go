@@ -19,7 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -88,7 +88,7 @@ func TestTrace(t *testing.T) {
 	f := newFlows(t)
 	f.rules(f.services(f.one, f.two))
 	// Another program has a say, too.
-	if err := nftcmd.ForTest(t).Load(f.Node, `table inet firewall {
+	if err := netfilter.NFTForTest(t).Load(f.Node, `table inet firewall {
 	chain forward { type filter hook forward priority 0; ct state new jump new; }
 	chain new { tcp dport 8080 accept; }
 }`); err != nil {
@@ -152,7 +152,7 @@ func TestTrace(t *testing.T) {
 // traceless checks that no trace has left a table.
 func (f *flows) traceless() {
 	f.Helper()
-	list, err := nftcmd.ForTest(f).Run(f.Node, "", "list", "tables")
+	list, err := netfilter.NFTForTest(f).Run(f.Node, "", "list", "tables")
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func TestTraceUsage(t *testing.T) {
 func TestTraceBesideFlood(t *testing.T) {
 	f := newFlows(t)
 	f.rules(f.services(f.one, f.two))
-	if err := nftcmd.ForTest(t).Load(f.Node, `table inet noise {
+	if err := netfilter.NFTForTest(t).Load(f.Node, `table inet noise {
 	chain jumps { }
 	chain out { type filter hook output priority -300; udp dport 9 meta nftrace set 1; jump jumps; jump jumps; jump jumps; jump jumps; jump jumps; jump jumps; }
 }`); err != nil {

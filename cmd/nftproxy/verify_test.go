@@ -22,7 +22,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -30,12 +30,12 @@ import (
 type verified struct {
 	*testing.T
 	ns    *testnet.Namespace
-	cmd   nftcmd.Command
+	cmd   netfilter.NFT
 	flags []string
 }
 
 func newVerified(t *testing.T, manifests string) *verified {
-	return &verified{t, testnet.NamespaceForTest(t, "verify"), nftcmd.ForTest(t), []string{
+	return &verified{t, testnet.NamespaceForTest(t, "verify"), netfilter.NFTForTest(t), []string{
 		"--nftproxy-manifests", manifests, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56",
 	}}
 }

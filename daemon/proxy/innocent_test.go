@@ -11,7 +11,7 @@ import (
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check/kernelmodel"
 	"nftproxy/test/gen"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -40,7 +40,7 @@ func TestKernelInnocent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "innocent")
-			cmd := nftcmd.ForTest(t)
+			cmd := netfilter.NFTForTest(t)
 			load := func(script string) {
 				if err := cmd.Load(ns, script); err != nil {
 					t.Error(err)

@@ -12,7 +12,7 @@ import (
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
 	"nftproxy/test/check/kernelmodel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -20,7 +20,7 @@ import (
 // One flushes the whole ruleset, and the loop restores the tables.
 func TestKernelTampering(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "tampering")
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	// A table that was made without an owner cannot be owned.
 	for _, family := range []string{"ip", "ip6"} {
 		if err := cmd.Load(ns, "add table "+family+" "+rulesetConfig().Table); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -221,7 +221,7 @@ func TestClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "closed")
-			if err := nftcmd.ForTest(t).Load(ns, c.rules); err != nil {
+			if err := netfilter.NFTForTest(t).Load(ns, c.rules); err != nil {
 				t.Fatal(err)
 			}
 			for hook, want := range map[string]bool{"input": c.input, "forward": c.forward} {

@@ -13,7 +13,7 @@ import (
 	"nftproxy/nft/invalidtable"
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -21,7 +21,7 @@ import (
 // A rule counts wherever a chain leads to it, and no other rule does.
 func TestList(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "chains")
-	if err := nftcmd.ForTest(t).Load(ns, `
+	if err := netfilter.NFTForTest(t).Load(ns, `
 table inet a {
 	chain drops-rest { type filter hook forward priority 5; policy drop; }
 	chain counts { type filter hook input priority 0; counter accept; }
@@ -143,7 +143,7 @@ func TestOthersTranslate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "chains")
-			if err := nftcmd.ForTest(t).Load(ns, c.rules); err != nil {
+			if err := netfilter.NFTForTest(t).Load(ns, c.rules); err != nil {
 				t.Fatal(err)
 			}
 			if err := ns.Do(func() error {

@@ -8,7 +8,7 @@ import (
 
 	"nftproxy/look/basechain"
 	"nftproxy/test/lib/aptget"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -21,7 +21,7 @@ const translation = `table ip proxy { chain output { type nat hook output priori
 func TestViewOf(t *testing.T) {
 	load := func(script string) func(*testing.T, *testnet.Namespace) {
 		return func(t *testing.T, ns *testnet.Namespace) {
-			if err := nftcmd.ForTest(t).Load(ns, script); err != nil {
+			if err := netfilter.NFTForTest(t).Load(ns, script); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -72,7 +72,7 @@ func TestViewOf(t *testing.T) {
 			for _, step := range c.steps {
 				step(t, ns)
 			}
-			if err := nftcmd.ForTest(t).Load(ns, `table ip seen {
+			if err := netfilter.NFTForTest(t).Load(ns, `table ip seen {
 	chain postrouting { type filter hook postrouting priority 300; udp dport 9 counter name ct mark map { 0 : "mark0", 1 : "mark1", 2 : "mark2" }; }
 	counter mark0 { }
 	counter mark1 { }
@@ -88,7 +88,7 @@ func TestViewOf(t *testing.T) {
 			if _, err := conn.Write([]byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := nftcmd.ForTest(t).Run(ns, "", "list", "counter", "ip", "seen", "mark"+c.mark); err != nil ||
+			if out, err := netfilter.NFTForTest(t).Run(ns, "", "list", "counter", "ip", "seen", "mark"+c.mark); err != nil ||
 				!strings.Contains(out, "packets 1 ") {
 				t.Errorf("no packet with the mark %s: %s %v", c.mark, out, err)
 			}

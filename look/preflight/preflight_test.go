@@ -17,7 +17,6 @@ import (
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/netfilter"
-	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -144,7 +143,7 @@ func TestGoodNode(t *testing.T) {
 		w.want(found, preflight.Green, probe)
 	}
 	// The trial of the features left nothing in the node's own namespace.
-	if tables, err := nftcmd.ForTest(t).Run(w.ns, "", "list", "tables"); err != nil || tables != "" {
+	if tables, err := netfilter.NFTForTest(t).Run(w.ns, "", "list", "tables"); err != nil || tables != "" {
 		t.Errorf("tables after the check: %q, %v", tables, err)
 	}
 }
@@ -155,7 +154,7 @@ func TestBadNode(t *testing.T) {
 	w.sysctl("net.ipv4.ip_forward", "0")
 	w.sysctl("net.ipv4.conf.all.route_localnet", "1")
 	w.sysctl("net.ipv4.ip_local_port_range", "1024 65535")
-	if err := nftcmd.ForTest(t).Load(w.ns, `
+	if err := netfilter.NFTForTest(t).Load(w.ns, `
 table ip kube-proxy { comment "rules for kube-proxy"; }
 table ip old { comment "kept by nftproxy, a Kubernetes service proxy"; }
 table inet firewalld {
@@ -202,7 +201,7 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 // other is: one whose last rule compares something or is not the end, one on another hook, one of nat.
 func TestClosedAtTheEnd(t *testing.T) {
 	w := newWorld(t)
-	if err := nftcmd.ForTest(t).Load(w.ns, `
+	if err := netfilter.NFTForTest(t).Load(w.ns, `
 table ip a {
 	chain rejects { type filter hook input priority 0; ip saddr 10.0.0.1 accept; counter log reject; };
 	chain drops { type filter hook forward priority 0; drop; };
@@ -258,7 +257,7 @@ table ip wg-quick-wg0 {
 }
 table ip mine { chain preraw { type filter hook prerouting priority -300; ip saddr 192.0.2.1 drop; }; }
 `
-	if err := nftcmd.ForTest(t).Load(w.ns, rules); err != nil {
+	if err := netfilter.NFTForTest(t).Load(w.ns, rules); err != nil {
 		t.Fatal(err)
 	}
 	found := w.check()
@@ -275,7 +274,7 @@ table ip mine { chain preraw { type filter hook prerouting priority -300; ip sad
 // is: a later one, one of the proxy's own table, one that sets packets' marks, or one of another type.
 func TestMarkingChains(t *testing.T) {
 	w := newWorld(t)
-	if err := nftcmd.ForTest(t).Load(w.ns, `
+	if err := netfilter.NFTForTest(t).Load(w.ns, `
 table ip nftproxy { chain own { type nat hook prerouting priority -100; ct mark set 1; }; }
 table ip aws-cni { chain later { type nat hook prerouting priority -90; ct mark set 1; }; }
 table ip hostports { chain packets { type nat hook prerouting priority -100; meta mark set 1; }; }

@@ -11,14 +11,14 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ejecttable"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
 // What is left out comes back as it was: long names, both families, all protocols, more than one message has room for.
 // nft takes back what it lists. What another program has removed, or written there, does no harm.
 func TestLeft(t *testing.T) {
-	ns, cmd := testnet.NamespaceForTest(t, "left"), nftcmd.ForTest(t)
+	ns, cmd := testnet.NamespaceForTest(t, "left"), netfilter.NFTForTest(t)
 	table := open(t, ns, true)
 	read := func() (left service.Adjustments) {
 		t.Helper()
@@ -110,7 +110,7 @@ func TestLeft(t *testing.T) {
 // What grows comes back as it was, beside what is left out: neither replaces the other. What another program has
 // removed is made anew, and what it has written is left out.
 func TestGrowth(t *testing.T) {
-	ns, cmd := testnet.NamespaceForTest(t, "growth"), nftcmd.ForTest(t)
+	ns, cmd := testnet.NamespaceForTest(t, "growth"), netfilter.NFTForTest(t)
 	table := open(t, ns, false)
 	since := time.Unix(1_795_694_587, 0)
 	of := func(endpoints int, share service.Share, more ...service.Adjustment) service.Adjustments {
@@ -167,7 +167,7 @@ func TestGrowth(t *testing.T) {
 // TestNotesChange: whatever comes and goes of what grows, each time all of it is there, also if another program has
 // removed it.
 func TestNotesChange(t *testing.T) {
-	ns, cmd := testnet.NamespaceForTest(t, "notes"), nftcmd.ForTest(t)
+	ns, cmd := testnet.NamespaceForTest(t, "notes"), netfilter.NFTForTest(t)
 	table := open(t, ns, false)
 	rng := rand.New(rand.NewPCG(1, 2))
 	var growth service.Adjustments

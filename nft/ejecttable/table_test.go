@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"nftproxy/nft/ejecttable"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -27,7 +27,7 @@ type world struct {
 	testing.TB
 	topology *testnet.Topology
 	table    *ejecttable.Table
-	cmd      nftcmd.Command
+	cmd      netfilter.NFT
 	clients  map[string]*testnet.Namespace
 	services testnet.Addrs
 	endpoint *testnet.Pod
@@ -44,7 +44,7 @@ func open(t testing.TB, ns *testnet.Namespace, hears bool) *ejecttable.Table {
 }
 
 func newWorld(t testing.TB) *world {
-	w := &world{TB: t, topology: testnet.NewForTest(t, testnet.Config{}), cmd: nftcmd.ForTest(t)}
+	w := &world{TB: t, topology: testnet.NewForTest(t, testnet.Config{}), cmd: netfilter.NFTForTest(t)}
 	client, err := w.topology.AddPod("client")
 	if err != nil {
 		t.Fatal(err)

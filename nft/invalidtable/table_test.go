@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft/invalidtable"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
 // nft lists the table and takes it back. What another program removes or changes is made anew; Remove removes it.
 // TestSegmentOutOfWindow in test/datapath has packets that the rule drops.
 func TestTable(t *testing.T) {
-	ns, cmd := testnet.NamespaceForTest(t, "invalid"), nftcmd.ForTest(t)
+	ns, cmd := testnet.NamespaceForTest(t, "invalid"), netfilter.NFTForTest(t)
 	keep := func() uint64 {
 		t.Helper()
 		dropped, err := invalidtable.Keep("nftproxy", ns.Fd())
@@ -86,7 +86,7 @@ func TestTable(t *testing.T) {
 // for each datagram, which has the whole way to the endpoint, and the median ratio of the two.
 func BenchmarkForwarded(b *testing.B) {
 	const round = 5_000
-	topology, cmd := testnet.NewForTest(b, testnet.Config{}), nftcmd.ForTest(b)
+	topology, cmd := testnet.NewForTest(b, testnet.Config{}), netfilter.NFTForTest(b)
 	must := func(err error) {
 		if err != nil {
 			b.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/test/check/kernelmodel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -416,7 +416,7 @@ func everything() *nft.Program {
 }
 
 // parsable is everything that the nft command can parse.
-func parsable(t *testing.T, cmd nftcmd.Command) *nft.Program {
+func parsable(t *testing.T, cmd netfilter.NFT) *nft.Program {
 	t.Helper()
 	p := everything()
 	if !parsesOriginalPorts(t, cmd) {

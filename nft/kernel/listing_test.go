@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -17,7 +17,7 @@ import (
 // comment with the owner, and our own comment.
 var ownerMarks = regexp.MustCompile(`(?m)^\tcomment [^\n]*\n\n?|^\tflags [^\n]*\n\n?| # progname [^\n]*`)
 
-func ruleset(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) string {
+func ruleset(t *testing.T, cmd netfilter.NFT, ns *testnet.Namespace) string {
 	t.Helper()
 	s, err := cmd.Ruleset(ns)
 	must(t, err)
@@ -26,7 +26,7 @@ func ruleset(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) string {
 
 // parsesOriginalPorts says whether nft parses "ct original proto-dst" in a
 // concatenation: 1.0.6 does not, 1.1 and newer do.
-func parsesOriginalPorts(t *testing.T, cmd nftcmd.Command) bool {
+func parsesOriginalPorts(t *testing.T, cmd netfilter.NFT) bool {
 	t.Helper()
 	ns := testnet.NamespaceForTest(t, "probe")
 	version, err := cmd.Run(ns, "", "--version")
@@ -46,7 +46,7 @@ func parsesOriginalPorts(t *testing.T, cmd nftcmd.Command) bool {
 // A table that Apply wrote has the same listing as one that nft -f made of the program's
 // text. nft accepts the listing.
 func TestListing(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	batch := load(parsable(t, cmd))
 	ns, c := open(t)
 	must(t, c.Apply(batch))
@@ -74,7 +74,7 @@ func TestListingOfEachRule(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: the tests of whole tables compare the same rules")
 	}
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	learns := parsesOriginalPorts(t, cmd)
 	for _, f := range nft.Families() {
 		t.Run(f.String(), func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestListingOfEachRule(t *testing.T) {
 // Every nft prints the rules that nft 1.0.6 does not parse in the text that the program has
 // for them.
 func TestListingOfLearning(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	must(t, c.Apply(load(everything())))
 	for _, f := range nft.Families() {

@@ -10,7 +10,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 const neverLookUp = 1 << 30
@@ -103,7 +103,7 @@ func TestRestartDumpsNoLargeSet(t *testing.T) {
 // What other programs did to a large set is found: lookups alone would not show an element that
 // catches every key, and one with a key of no Service.
 func TestReadByKeysFindsTampering(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	c.HideOwnership()
 	p := services(20, 5)

@@ -11,7 +11,6 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/netfilter"
-	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -53,7 +52,7 @@ func TestWithoutOwnership(t *testing.T) {
 }
 
 func TestOwnedTableIsOurs(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))
@@ -86,7 +85,7 @@ func TestOwnedTableIsOurs(t *testing.T) {
 }
 
 func TestOwnAfterRestart(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))
@@ -124,7 +123,7 @@ func TestOwnAfterRestart(t *testing.T) {
 
 // AddTable makes its Conn own a new table and an orphan, but no table that nft made.
 func TestAddTableThatExists(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	_, err := cmd.Run(ns, "", "add", "table", "ip", tableName)
 	must(t, err)
@@ -160,7 +159,7 @@ func TestAddTableThatExists(t *testing.T) {
 // A dormant table does nothing until Own wakes it. A table that has an owner, or is an
 // orphan, cannot become dormant.
 func TestOwnWakesADormantTable(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	must(t, cmd.Load(ns, load(parsable(t, cmd)).String()))
 	_, err := cmd.Run(ns, "", "add table ip "+tableName+" { flags dormant; }")
@@ -174,7 +173,7 @@ func TestOwnWakesADormantTable(t *testing.T) {
 }
 
 func TestDeleteTables(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	must(t, c.DeleteTables(tableName)) // none
 	must(t, c.Apply(load(everything())))

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -96,7 +96,7 @@ func recognised(want, got *nft.Set) bool {
 // nft makes the same of a program's text as Apply makes of the program: Read recognises
 // each set and chain.
 func TestReadTablesOfNft(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	p := parsable(t, cmd)
 	if !parsesOriginalPorts(t, cmd) {
@@ -184,7 +184,7 @@ func TestReadTellsRulesApart(t *testing.T) {
 // Another process changes the table in every way. The next plan finds the change and
 // repairs it.
 func TestReadFindsTampering(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	for i, test := range []struct{ name, script string }{
 		{"rule removed", "flush chain ip T refuse"},
 		{"rule added", "add rule ip T refuse drop"},
@@ -269,7 +269,7 @@ func TestReadFindsTampering(t *testing.T) {
 
 // blocks lists the sets and chains of both tables, sorted, since a repaired one may be
 // at another place.
-func blocks(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) []string {
+func blocks(t *testing.T, cmd netfilter.NFT, ns *testnet.Namespace) []string {
 	t.Helper()
 	var all []string
 	for _, f := range nft.Families() {

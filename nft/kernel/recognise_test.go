@@ -10,13 +10,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // Read recognises rules of known statements, even if they are not wanted. Other rules end with
 // Unknown from the first statement on that differs from what Apply would write.
 func TestReadRecognises(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	for _, f := range nft.Families() {
 		t.Run(f.String(), func(t *testing.T) {
 			ns, c := open(t)

@@ -14,7 +14,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // remembered is the entry of the i-th client of a service, with one of ten endpoints.
@@ -374,7 +374,7 @@ func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
 
 // After a restart the maps are recognised, and keep what they have learned.
 func TestRestartKeepsWhatWasLearned(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft/kernel"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/netlinkfault"
-	"nftproxy/test/lib/nftcmd"
 )
 
 // TestTry: this kernel can count, and has labels and time-outs, and a trial leaves nothing behind: no table, and no
@@ -25,7 +25,7 @@ func TestTry(t *testing.T) {
 	if after, err := c.Generation(); err != nil || after != before {
 		t.Errorf("the trial raised the generation from %d to %d, err %v", before, after, err)
 	}
-	listing, err := nftcmd.ForTest(t).Ruleset(ns)
+	listing, err := netfilter.NFTForTest(t).Ruleset(ns)
 	must(t, err)
 	if listing != "" {
 		t.Errorf("the trial left behind:\n%s", listing)

@@ -9,7 +9,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -144,7 +144,7 @@ func TestLeavesValidation(t *testing.T) {
 	if seen != 2 || all != 3 {
 		t.Errorf("two short batches after a refusal: %d transactions are counted of %d, want 2 of 3", seen, all)
 	}
-	if tables, err := nftcmd.ForTest(t).Run(v.ns, "", "list", "tables"); err != nil ||
+	if tables, err := netfilter.NFTForTest(t).Run(v.ns, "", "list", "tables"); err != nil ||
 		tables != "table ip nftproxy\ntable ip others\n" {
 		t.Errorf("tables: %s (%v)", tables, err)
 	}

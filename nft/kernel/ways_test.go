@@ -14,7 +14,7 @@ import (
 	"nftproxy/nft/kernel"
 	compile "nftproxy/nft/ruleset"
 	"nftproxy/test/check"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -45,7 +45,7 @@ func (k *kernelTables) Restart() error {
 // TestWays: in whatever way a script is carried out on a kernel, it ends in the same tables,
 // by what is read back and by nft's listing. They are those of a fresh compile.
 func TestWays(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	setUps := []struct {
 		name  string
 		setUp func(*kernel.Conn)
@@ -99,7 +99,7 @@ func TestWays(t *testing.T) {
 
 // listed is nft's listing without what the way may decide: the order of sets, chains and
 // elements, the sizes of sets, and the index of an endpoint.
-func listed(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) string {
+func listed(t *testing.T, cmd netfilter.NFT, ns *testnet.Namespace) string {
 	t.Helper()
 	size := regexp.MustCompile(`\n\s*size \d+[^\n]*`)
 	index := regexp.MustCompile(` \. \d+( counter packets \d+ bytes \d+)? : `)

@@ -9,13 +9,13 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // TestNextWriter: the next process that writes to the ruleset is named. What the Conn writes
 // itself does not count, and the end of the context ends the wait.
 func TestNextWriter(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	ns, c := open(t)
 	must(t, c.Apply(load(everything())))
 	type result struct {

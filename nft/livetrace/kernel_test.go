@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -49,7 +49,7 @@ func traceForEver(text string) {
 type world struct {
 	*testing.T
 	ns  *testnet.Namespace
-	cmd nftcmd.Command
+	cmd netfilter.NFT
 }
 
 const (
@@ -57,7 +57,7 @@ const (
 )
 
 func newWorld(t *testing.T) *world {
-	w := &world{t, testnet.NamespaceForTest(t, "livetrace"), nftcmd.ForTest(t)}
+	w := &world{t, testnet.NamespaceForTest(t, "livetrace"), netfilter.NFTForTest(t)}
 	for _, a := range []string{here4 + "/32", here6 + "/128"} {
 		if err := w.ns.AddAddr("lo", netip.MustParsePrefix(a)); err != nil {
 			t.Fatal(err)

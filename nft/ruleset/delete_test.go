@@ -14,7 +14,7 @@ import (
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check/kernelmodel"
 	"nftproxy/test/gen"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -36,7 +36,7 @@ func TestDeleteUnderTraffic(t *testing.T) {
 	endpoint, frontend := netip.AddrPortFrom(server.Addrs.V4(), 8080), netip.MustParseAddrPort("10.96.0.1:80")
 	_, err = server.NS.Serve(testnet.TCP, endpoint, "server")
 	must(err)
-	must(nftcmd.ForTest(t).Load(world.Node, fmt.Sprintf(`table ip other { chain nat { type nat hook prerouting priority -99;
+	must(netfilter.NFTForTest(t).Load(world.Node, fmt.Sprintf(`table ip other { chain nat { type nat hook prerouting priority -99;
 		ip daddr %v tcp dport %d dnat to %v; }; }`, frontend.Addr(), frontend.Port(), endpoint)))
 	snapshot, err := gen.ReadSnapshot(strings.NewReader(fmt.Sprintf("node n\nservice a/b created 2026-01-01T00:00:00Z\n"+
 		"cluster-ip %v\nport a tcp %d\nendpoint %v - ready serving\n", frontend.Addr(), frontend.Port(), endpoint)))

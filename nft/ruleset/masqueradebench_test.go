@@ -15,7 +15,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -86,7 +86,7 @@ func (s *sender) letOut(t testing.TB) {
 // the same moment, on two processors, in each way in which the kernel can choose the port that a masqueraded
 // connection gets. It reports how many of the packets the kernel dropped, since both got the same port.
 func BenchmarkMasqueradeClash(b *testing.B) {
-	cmd := nftcmd.ForTest(b)
+	cmd := netfilter.NFTForTest(b)
 	for _, ports := range []string{"", "random", "fully-random"} {
 		b.Run("masquerade-"+ports, func(b *testing.B) {
 			s := newSender(b)

@@ -16,7 +16,7 @@ import (
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -27,7 +27,7 @@ import (
 // median is to that of the same client's straight turn in the same round (x), and the median of the medians (us).
 func BenchmarkNodeConnect(b *testing.B) {
 	const connections = 100
-	cmd := nftcmd.ForTest(b)
+	cmd := netfilter.NFTForTest(b)
 	node := func(rules string) string {
 		return "flush chain ip " + ruleset.DefaultTable + " postrouting\nadd rule ip " + ruleset.DefaultTable +
 			" postrouting " + rules + "\n"
@@ -89,7 +89,7 @@ type nodeWay struct {
 }
 
 // newNodeWay makes a node whose program has a change, or that has no program and only tracks connections.
-func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay {
+func newNodeWay(b *testing.B, cmd netfilter.NFT, name, change string) *nodeWay {
 	b.Helper()
 	w := &nodeWay{name: name, topology: testnet.NewForTest(b, testnet.Config{}),
 		to: netip.MustParseAddrPort("10.244.0.100:8080")}

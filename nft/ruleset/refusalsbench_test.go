@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // logGroup is the group of nfnetlink_log that BenchmarkRefused reads.
@@ -27,7 +27,7 @@ const logGroup = 1037
 // (cpu-ns/op), which other load on the machine changes little, and that which the reader takes for
 // each second of the flood.
 func BenchmarkRefused(b *testing.B) {
-	cmd := nftcmd.ForTest(b)
+	cmd := netfilter.NFTForTest(b)
 	p := refusingProgram()
 	before := withoutCauses(p)
 	for _, way := range []struct {

@@ -11,7 +11,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/node/forwarding"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -136,7 +136,7 @@ func TestSees(t *testing.T) {
 		}
 	}
 	services := ip.PerFamily[netip.Addr]{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}
-	if err := nftcmd.ForTest(t).Load(w.Node, fmt.Sprintf(`
+	if err := netfilter.NFTForTest(t).Load(w.Node, fmt.Sprintf(`
 table ip t { chain pre { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }
 table ip6 t { chain pre { type nat hook prerouting priority -100; ip6 daddr %s dnat to %s; }; }
 `, services[0], w.address(ip.V4), services[1], w.address(ip.V6))); err != nil {

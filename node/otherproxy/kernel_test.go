@@ -15,7 +15,7 @@ import (
 
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -342,7 +342,7 @@ func TestForeignRule(t *testing.T) {
 // comment stays.
 func TestNFTables(t *testing.T) {
 	w := newWorld(t)
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

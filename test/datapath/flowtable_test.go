@@ -22,7 +22,7 @@ import (
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -68,7 +68,7 @@ func (w network) compile(services string, nodePorts ...string) *nft.Program {
 // world is a node with our rules for a Service with one endpoint, and a pod as client.
 type world struct {
 	network
-	nft            nftcmd.Command
+	nft            netfilter.NFT
 	client, server *testnet.Pod
 	clusterIP      netip.AddrPort
 	conn           *kernel.Conn
@@ -82,7 +82,7 @@ const (
 )
 
 func newWorld(t *testing.T) *world {
-	w := &world{network: newNetwork(t), nft: nftcmd.ForTest(t), clusterIP: netip.MustParseAddrPort("10.96.0.1:80")}
+	w := &world{network: newNetwork(t), nft: netfilter.NFTForTest(t), clusterIP: netip.MustParseAddrPort("10.96.0.1:80")}
 	var err error
 	w.client, err = w.AddPod("client")
 	w.must(err)

@@ -14,7 +14,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -202,7 +202,7 @@ func BenchmarkDeletedTimeouts(b *testing.B) {
 	for _, connections := range []int{0, 60_000} {
 		for _, kind := range []struct{ name, list string }{{"timeouts", timeouts.String()}, {"counters", counters.String()}} {
 			b.Run(fmt.Sprintf("%s/%d", kind.name, connections), func(b *testing.B) {
-				node, nft := testnet.NewForTest(b, testnet.Config{}).Node, nftcmd.ForTest(b)
+				node, nft := testnet.NewForTest(b, testnet.Config{}).Node, netfilter.NFTForTest(b)
 				if err := nft.Load(node,
 					"table ip track { chain output { type filter hook output priority 0; ct state new; }; }"); err != nil {
 					b.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // TestBesideKubeProxy runs nftproxy with a name beside kube-proxy on one node: each
@@ -23,7 +23,7 @@ func TestBesideKubeProxy(t *testing.T) {
 		t.Skip("make conformance runs this")
 	}
 	n := newNode(t)
-	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
+	nft := netfilter.NFTForTest(t) // kube-proxy needs it, too
 	kubeProxy, err := controlplane.KubeProxy(n.ctx, os.Getenv(controlplane.KubeProxyVariable))
 	n.must(err)
 	const label = "service.kubernetes.io/service-proxy-name"

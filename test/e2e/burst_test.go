@@ -18,7 +18,6 @@ import (
 	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/netfilter"
-	"nftproxy/test/lib/nftcmd"
 )
 
 const (
@@ -40,7 +39,7 @@ func TestBurst(t *testing.T) {
 	shared.stopPlanes()
 	n := newNodeOf(t, ownControlPlane(t), "burst")
 	n.seedServices(0, burstSlices+1)
-	b := &burst{node: n, proxy: n.startProxy(), monitor: listenIn(t, n.Node), nft: nftcmd.ForTest(t)}
+	b := &burst{node: n, proxy: n.startProxy(), monitor: listenIn(t, n.Node), nft: netfilter.NFTForTest(t)}
 	for i := range burstSlices + 1 {
 		s, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Get(n.ctx, fmt.Sprintf("service-%05d", i),
 			metav1.GetOptions{})
@@ -148,7 +147,7 @@ type burst struct {
 	*node
 	proxy   *process
 	monitor *netfilter.Monitor
-	nft     nftcmd.Command
+	nft     netfilter.NFT
 	slices  []*discoveryv1.EndpointSlice
 	moves   int
 }

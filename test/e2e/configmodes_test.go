@@ -19,7 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -126,7 +126,7 @@ func TestConformanceModes(t *testing.T) {
 		t.Skip("the words all and localhost are 1.37's")
 	}
 	controlplane.Require(t)
-	nftcmd.ForTest(t) // kube-proxy needs it
+	netfilter.NFTForTest(t) // kube-proxy needs it
 	binary, err := controlplane.KubeProxy(testContext(t), "")
 	if err != nil {
 		t.Fatal(err)

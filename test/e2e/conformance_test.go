@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
 )
@@ -25,7 +25,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("make conformance runs this")
 	}
 	controlplane.Require(t)
-	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
+	nft := netfilter.NFTForTest(t) // kube-proxy needs it, too
 	release := os.Getenv(controlplane.KubeProxyVariable)
 	theirs, err := controlplane.KubeProxy(testContext(t), release)
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *side) awaitIfItCan(n int) bool {
 // awaitServiceCIDRs starts kube-proxy again until its first sync has not missed
 // the cluster's own ServiceCIDRs, as it may: the next one that asks for them is
 // an hour away.
-func (s *side) awaitServiceCIDRs(nft nftcmd.Command) {
+func (s *side) awaitServiceCIDRs(nft netfilter.NFT) {
 	s.t.Helper()
 	for !s.hasServiceCIDRs(nft) {
 		s.t.Log("kube-proxy has missed the ServiceCIDRs: starts again")
@@ -155,7 +155,7 @@ func (s *side) hasMissedZone(n int) bool {
 		})
 }
 
-func (s *side) hasServiceCIDRs(nft nftcmd.Command) bool {
+func (s *side) hasServiceCIDRs(nft netfilter.NFT) bool {
 	s.t.Helper()
 	for i, family := range []string{"ip", "ip6"} {
 		text, err := nft.Run(s.stage.Node, "", "list", "chain", family, "kube-proxy", "cluster-ips-check")

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"nftproxy/model/ip"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -23,7 +23,7 @@ func TestBeforeTheFirstProgram(t *testing.T) {
 		n := newNode(t)
 		// As on most nodes, conntrack has the flows as flows to an address without a
 		// Service.
-		n.must(nftcmd.ForTest(t).Load(n.Node, `table inet cni {
+		n.must(netfilter.NFTForTest(t).Load(n.Node, `table inet cni {
 			chain forward { type filter hook forward priority filter; ct state established accept; }
 		}`))
 		n.startEarly().awaitText(0, "removed stale conntrack entries")

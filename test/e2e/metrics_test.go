@@ -22,7 +22,7 @@ import (
 	"nftproxy/model/ip"
 	"nftproxy/test/check"
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 func init() {
@@ -104,7 +104,7 @@ func TestKubeProxyMetrics(t *testing.T) {
 		t.Skip("make conformance runs this")
 	}
 	n := newNode(t)
-	nftcmd.ForTest(t) // kube-proxy needs it
+	netfilter.NFTForTest(t) // kube-proxy needs it
 	binary, err := controlplane.Tool(n.ctx, "kube-proxy")
 	n.must(err)
 	n.run(exec.Command(binary, "--proxy-mode=nftables", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),

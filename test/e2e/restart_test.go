@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/ip"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -53,7 +53,7 @@ func (c *conversation) goesOn() error {
 // is written, and no connection notices.
 func TestRestart(t *testing.T) {
 	n := newNode(t)
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	client := n.addClient()
 	spec := service("web", "")
 	spec.Spec.Type = "NodePort"

@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -38,7 +38,7 @@ func TestScale(t *testing.T) {
 	controlplane.Require(t)
 	shared.stopPlanes()
 	plane := ownControlPlane(t)
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 
 	few := newNodeOf(t, plane, "few")
 	few.seedServices(0, fewServices)
@@ -144,7 +144,7 @@ func (n *node) movedSlice(i int, to netip.Addr) *discoveryv1.EndpointSlice {
 type shape struct{ Chains, Rules int }
 
 // shapeOf counts what nft lists in the tables, without the sets' elements.
-func shapeOf(n *node, nft nftcmd.Command) map[string]shape {
+func shapeOf(n *node, nft netfilter.NFT) map[string]shape {
 	n.t.Helper()
 	shapes := map[string]shape{}
 	for _, family := range []string{"ip", "ip6"} {
@@ -174,7 +174,7 @@ func shapeOf(n *node, nft nftcmd.Command) map[string]shape {
 
 // checkListing compares the table that nft prints with the services, and loads the text
 // again.
-func (n *node) checkListing(nft nftcmd.Command, moved map[int]netip.Addr) {
+func (n *node) checkListing(nft netfilter.NFT, moved map[int]netip.Addr) {
 	n.t.Helper()
 	start := time.Now()
 	listing, err := nft.Ruleset(n.Node)

@@ -12,7 +12,6 @@ import (
 
 	model "nftproxy/model/service"
 	"nftproxy/test/lib/netfilter"
-	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
 	"nftproxy/watch"
 )
@@ -71,7 +70,7 @@ func (p *play) addSide(command *exec.Cmd) *side {
 	p.world.plane.connect(p.t, s.stage.Node)
 	s.notices = listenIn(p.t, s.stage.Node)
 	if p.scenario.OtherTables != "" {
-		p.world.must(nftcmd.ForTest(p.t).Load(s.stage.Node, p.scenario.OtherTables))
+		p.world.must(netfilter.NFTForTest(p.t).Load(s.stage.Node, p.scenario.OtherTables))
 	}
 	p.sides = append(p.sides, s)
 	return s

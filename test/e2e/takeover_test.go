@@ -18,7 +18,7 @@ import (
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/watch"
 )
@@ -102,7 +102,7 @@ func eachTakeover(t *testing.T, test func(w *takeoverWorld, rounds int)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nftcmd.ForTest(t) // kube-proxy needs it
+	netfilter.NFTForTest(t) // kube-proxy needs it
 	for _, m := range takeoverModes() {
 		t.Run(m.name, func(t *testing.T) { test(newTakeoverWorld(t, m, binary), rounds) })
 	}

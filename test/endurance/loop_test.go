@@ -9,7 +9,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -68,7 +68,7 @@ func (l *loop) next(t testing.TB) proxy.Sync {
 // makeUnowned makes empty tables without an owner: such tables are never owned.
 func makeUnowned(t testing.TB, ns *testnet.Namespace) {
 	t.Helper()
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	for _, family := range []string{"ip", "ip6"} {
 		must(t, cmd.Load(ns, "add table "+family+" "+config().Table))
 	}

@@ -13,7 +13,7 @@ import (
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check/kernelmodel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/scenario"
 )
 
@@ -22,7 +22,7 @@ import (
 // other programs runs twice: the other tables are loaded before ours, and after. Each step ends with an
 // explanation of each flow (checkExplained).
 func TestKernel(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	n := 0
 	eachScenario(t, func(t *testing.T, s *scenario.Scenario) {
 		if n++; testing.Short() && n%5 != 0 {
@@ -39,7 +39,7 @@ func TestKernel(t *testing.T) {
 	})
 }
 
-func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, othersLast bool) {
+func playInKernel(t *testing.T, cmd netfilter.NFT, s *scenario.Scenario, othersLast bool) {
 	world := scenario.StageForTest(t, scenario.StageConfig{Bridge: s.Bridge()})
 	loader := newLoader(t, world)
 	cfg := config(t, s)

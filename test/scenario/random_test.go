@@ -18,7 +18,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/scenario"
 )
 
@@ -47,7 +47,7 @@ func clusters(t *testing.T) int {
 // connect again: each keeps its endpoint if that is still there. At last all objects
 // are replaced.
 func TestRandomClusters(t *testing.T) {
-	cmd := nftcmd.ForTest(t)
+	cmd := netfilter.NFTForTest(t)
 	n := clusters(t)
 	seen := &tally{counts: map[string]int{}}
 	t.Run("clusters", func(t *testing.T) {
@@ -103,7 +103,7 @@ func (c *tally) add(flows []scenario.Flow, last map[string]netip.AddrPort) {
 // leaves out those that no real network would carry.
 const packets = 40
 
-func playRandomly(t *testing.T, cmd nftcmd.Command, rng *rand.Rand, seen *tally) {
+func playRandomly(t *testing.T, cmd netfilter.NFT, rng *rand.Rand, seen *tally) {
 	cfg, _ := gen.Config(rng)
 	bridge, podInterface := "", "veth0"
 	if i := cfg.PodInterface; i.Name != "" && !i.Prefix {

@@ -11,7 +11,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
 )
@@ -99,7 +99,7 @@ func enter(t *testing.T, world *scenario.Stage, s *scenario.Step) {
 // newWorld is a stage with the rules.
 func newWorld(t *testing.T, bridge string) *scenario.Stage {
 	t.Helper()
-	nft := nftcmd.ForTest(t)
+	nft := netfilter.NFTForTest(t)
 	world := scenario.StageForTest(t, scenario.StageConfig{Bridge: bridge})
 	if err := nft.Load(world.Node, rules); err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -65,7 +65,7 @@ type nftColumn struct {
 }
 
 // tryNFT asks nft about each table.
-func tryNFT(ctx context.Context, r nftRelease, cmd nftcmd.Command, tables []table) (nftColumn, error) {
+func tryNFT(ctx context.Context, r nftRelease, cmd netfilter.NFT, tables []table) (nftColumn, error) {
 	c := nftColumn{nftRelease: r, outcomes: map[string][]nftOutcome{}}
 	for _, t := range tables {
 		if err := ctx.Err(); err != nil {
@@ -79,7 +79,7 @@ func tryNFT(ctx context.Context, r nftRelease, cmd nftcmd.Command, tables []tabl
 }
 
 // ask asks nft about one table. An error is one of the test.
-func (c *nftColumn) ask(cmd nftcmd.Command, t table) (err error) {
+func (c *nftColumn) ask(cmd netfilter.NFT, t table) (err error) {
 	ns, err := testnet.New("matrix")
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func (c *nftColumn) ask(cmd nftcmd.Command, t table) (err error) {
 
 // load puts a program into a namespace, in tables without an owner: a listing of tables with an owner
 // makes tables that end with the nft that loads it.
-func load(ns *testnet.Namespace, cmd nftcmd.Command, p *nft.Program) error {
+func load(ns *testnet.Namespace, cmd netfilter.NFT, p *nft.Program) error {
 	var empty strings.Builder
 	for _, f := range nft.Families() {
 		fmt.Fprintf(&empty, "add table %s\n", p.Table(f).ID())
@@ -134,7 +134,7 @@ func load(ns *testnet.Namespace, cmd nftcmd.Command, p *nft.Program) error {
 }
 
 // same says whether a listing that nft takes makes tables that it lists alike.
-func same(cmd nftcmd.Command, want, listing string, args ...string) (err error) {
+func same(cmd netfilter.NFT, want, listing string, args ...string) (err error) {
 	ns, err := testnet.New("matrix")
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nftproxy/test/lib/aptget"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 )
 
 // nftOptions are the command's flags.
@@ -45,7 +45,7 @@ func tryNFTs(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		started := time.Now()
-		c, err := tryNFT(ctx, r, nftcmd.At(path), tables)
+		c, err := tryNFT(ctx, r, netfilter.NFTAt(path), tables)
 		if err != nil {
 			return fmt.Errorf("nft of %s: %w", r.suite, err)
 		}

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
 )
 
 func at(seconds int) time.Time { return time.Unix(int64(seconds), 0) }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
 )
 
 // counts are what a run has seen, by name. Their methods are safe for concurrent use.

@@ -20,7 +20,7 @@ import (
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/controlplane"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -44,7 +44,7 @@ type world struct {
 	// back since.
 	blind bool
 	conn  *kernel.Conn // of the run, for looks and for damage
-	nft   nftcmd.Command
+	nft   netfilter.NFT
 	proxy *child.Process // nil while none runs
 	// before is the process before proxy, for its log.
 	before  *child.Process
@@ -87,7 +87,7 @@ func newWorld(ctx context.Context, o options, choice script.Event, count *counts
 			w = nil
 		}
 	}()
-	if w.nft, err = nftcmd.Find(); err != nil {
+	if w.nft, err = netfilter.FindNFT(); err != nil {
 		return w, err
 	}
 	if w.Topology, err = testnet.NewTopology(testnet.Config{}); err != nil {
