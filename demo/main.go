@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"nftproxy/test/lib/testnet/userns"
+	"nftproxy/test/lib/testnet"
 )
 
 const usage = `demo makes a node, pods and clients out of network namespaces, runs nftproxy on
@@ -52,7 +52,7 @@ func command() int {
 	}
 	// Before anything else: an ordinary user's process runs itself once more in a user
 	// namespace, where it may make network namespaces.
-	code, done, err := userns.Reexec()
+	code, done, err := testnet.Reexec()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "demo: get permission to make network namespaces: %v\n", err)
 		return 1

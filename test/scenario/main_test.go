@@ -3,7 +3,7 @@ package scenario_test
 import (
 	"testing"
 
-	"nftproxy/test/lib/testnet/userns"
+	"nftproxy/test/lib/testnet"
 )
 
-func TestMain(m *testing.M) { userns.Main(m) }
+func TestMain(m *testing.M) { testnet.Main(m) }

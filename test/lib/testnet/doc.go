@@ -6,8 +6,8 @@
 // address, and a sniffer on the wire from the node to the LAN.
 //
 // File descriptors hold the namespaces, not names in /run/netns. So the package needs
-// only CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_RAW over its user namespace (package
-// userns gets them for an ordinary user), and the kernel removes everything if the
+// only CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_RAW over its user namespace (Reexec
+// gets them for an ordinary user), and the kernel removes everything if the
 // process is killed.
 //
 // It does not know Services, nftables or Kubernetes, and it resolves no names:

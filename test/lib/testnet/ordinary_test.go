@@ -16,12 +16,7 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Skip("it runs all tests of the package again")
 	}
 	testnet.NamespaceForTest(t, "probe") // skips or fails as the other tests would
-	uids, err := os.ReadFile("/proc/self/uid_map")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(strings.Split(strings.TrimSpace(string(uids)), "\n")) == 1 && strings.Fields(string(uids))[2] == "1" {
-		t.Log("this run is an ordinary user's already")
+	if ordinaryAlready(t) {
 		return
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.skip=^TestOrdinaryUser$")
@@ -31,4 +26,18 @@ func TestOrdinaryUser(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "\n--- PASS: TestEverybodyReachesEverybody") {
 		t.Errorf("as nobody: %v\n%s", err, out)
 	}
+}
+
+// ordinaryAlready says whether this run is an ordinary user's, in a user namespace that Main made.
+func ordinaryAlready(t *testing.T) bool {
+	t.Helper()
+	uids, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	already := len(strings.Split(strings.TrimSpace(string(uids)), "\n")) == 1 && strings.Fields(string(uids))[2] == "1"
+	if already {
+		t.Log("this run is an ordinary user's already")
+	}
+	return already
 }

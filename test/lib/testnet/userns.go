@@ -1,9 +1,4 @@
-// Package userns lets an ordinary user make network namespaces: it runs the
-// program again as root of a user namespace of its own.
-//
-// It grants nothing outside that namespace: no access to the network
-// namespace, files or devices of the machine.
-package userns
+package testnet
 
 import (
 	"errors"
@@ -21,14 +16,15 @@ import (
 // so that there is no third.
 const marker = "NFTPROXY_USERNS"
 
-// Reexec makes sure that the program may create network namespaces. If it may
+// Reexec makes sure that the program may create network namespaces, also for an ordinary user. If it may
 // (CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_RAW are effective), Reexec returns
 // done=false at once.
 //
 // If not, it runs the same executable with the same arguments, environment and
 // standard streams as root of new user, network and mount namespaces, waits,
 // and returns done=true and its exit code (128 plus the signal that ended it);
-// the caller then exits with that code. SIGINT, SIGTERM and SIGHUP are passed
+// the caller then exits with that code. Nothing outside that user namespace is granted: no access to the
+// network namespace, files or devices of the machine. SIGINT, SIGTERM and SIGHUP are passed
 // on. On a terminal's Ctrl-C the second run gets SIGINT twice, once from the
 // terminal. It is killed when the first run dies.
 //
@@ -105,7 +101,7 @@ func exitCode(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// mayMakeNamespaces tells whether the capabilities that testnet uses are
+// mayMakeNamespaces tells whether the capabilities that this package uses are
 // effective.
 func mayMakeNamespaces() (bool, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

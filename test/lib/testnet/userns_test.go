@@ -1,4 +1,4 @@
-package userns_test
+package testnet_test
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/lib/testnet/userns"
+	"nftproxy/test/lib/testnet"
 )
 
 // mode, in the environment, makes the test binary a program that calls Reexec
@@ -24,9 +24,9 @@ const mode = "USERNS_TEST_MODE"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(mode) == "" {
-		os.Exit(m.Run())
+		testnet.Main(m)
 	}
-	code, done, err := userns.Reexec()
+	code, done, err := testnet.Reexec()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(125)
@@ -34,10 +34,10 @@ func TestMain(m *testing.M) {
 	if done {
 		os.Exit(code)
 	}
-	os.Exit(program(os.Getenv(mode)))
+	os.Exit(inMode(os.Getenv(mode)))
 }
 
-func program(mode string) int {
+func inMode(mode string) int {
 	switch mode {
 	case "describe":
 		input, err := io.ReadAll(os.Stdin)
@@ -71,8 +71,8 @@ func ordinary(t *testing.T, mode string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// check judges how a command ended.
-func check(t *testing.T, cmd *exec.Cmd, err error, want int) {
+// checkExit judges how a command ended.
+func checkExit(t *testing.T, cmd *exec.Cmd, err error, want int) {
 	t.Helper()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -88,10 +88,13 @@ func check(t *testing.T, cmd *exec.Cmd, err error, want int) {
 }
 
 func TestReexec(t *testing.T) {
+	if ordinaryAlready(t) {
+		return
+	}
 	cmd := ordinary(t, "describe", "a", "b c")
 	cmd.Stdin = strings.NewReader("typed")
 	out, err := cmd.Output()
-	check(t, cmd, err, 7)
+	checkExit(t, cmd, err, 7)
 	netns, linkErr := os.Readlink("/proc/self/ns/net")
 	if linkErr != nil {
 		t.Fatal(linkErr)
@@ -106,6 +109,9 @@ func TestReexec(t *testing.T) {
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
+	if ordinaryAlready(t) {
+		return
+	}
 	cmd := ordinary(t, "signal")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -119,15 +125,21 @@ func TestSignalsArePassedOn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	check(t, cmd, cmd.Wait(), 8)
+	checkExit(t, cmd, cmd.Wait(), 8)
 }
 
 func TestDeathShows(t *testing.T) {
+	if ordinaryAlready(t) {
+		return
+	}
 	cmd := ordinary(t, "die")
-	check(t, cmd, cmd.Run(), 128+int(unix.SIGKILL))
+	checkExit(t, cmd, cmd.Run(), 128+int(unix.SIGKILL))
 }
 
 func TestKilledWithItsParent(t *testing.T) {
+	if ordinaryAlready(t) {
+		return
+	}
 	cmd := ordinary(t, "signal")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -138,7 +150,7 @@ func TestKilledWithItsParent(t *testing.T) {
 	}
 	reader := bufio.NewReader(out)
 	if line, _ := reader.ReadString('\n'); line != "ready\n" {
-		check(t, cmd, cmd.Wait(), 8)
+		checkExit(t, cmd, cmd.Wait(), 8)
 		return
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -159,7 +171,7 @@ func TestRootRunsOnce(t *testing.T) {
 	cmd := ordinary(t, "describe")
 	cmd.SysProcAttr.Credential = nil
 	out, err := cmd.Output()
-	check(t, cmd, err, 7)
+	checkExit(t, cmd, err, 7)
 	netns, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
