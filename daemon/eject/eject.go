@@ -1,9 +1,6 @@
 // Package eject finds the endpoints that do not answer this node, and says which of them to leave out: it looks for
 // connections without an answer, asks endpoints, nodes and the API server, and lets model/ejection decide.
-//
-// It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services
-// and to two ports of nodes, and sends no byte over them. All of its work has a budget of CPU time: a large table of
-// connections makes looks rarer, not more expensive.
+// All of its work has a budget of CPU time: a large table of connections makes looks rarer, not more expensive.
 package eject
 
 import (
@@ -45,7 +42,6 @@ type Config struct {
 
 // Report says what has been seen and decided.
 type Report struct {
-	// What is left out as of now, and why the rest is not.
 	ejection.Verdict
 	// Added and Returned are the differences of Left to the report before.
 	Added, Returned []ejection.Left
@@ -145,9 +141,10 @@ func (e *Ejector) Run(ctx context.Context) error {
 		for range len(e.answers) {
 			news = append(news, <-e.answers)
 		}
-		if e.snapshot != nil {
-			e.work(ctx, news)
+		if e.snapshot == nil {
+			continue
 		}
+		e.work(ctx, news)
 		timer.Reset(time.Until(pace.Soonest(e.look, e.again, e.listen)))
 		select {
 		case <-ctx.Done():

@@ -354,6 +354,30 @@ func TestOff(t *testing.T) {
 	})
 }
 
+// Before the first snapshot there is nothing to wake for.
+func TestBeforeSnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var first time.Duration
+		e := newEjector(Config{Table: &table{}, Mode: ejection.On, Set: func(service.Adjustments) {},
+			Observe: func(r Report) {
+				if first == 0 {
+					first = r.CPU
+				}
+			}})
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		time.Sleep(time.Minute)
+		e.Notify(snapshot("own", "a"))
+		time.Sleep(time.Second)
+		cancel()
+		<-done
+		if first == 0 || first > 3*wakeCost {
+			t.Errorf("%v of CPU time until the first look, want that of a wake or two", first)
+		}
+	})
+}
+
 // What connect's errors say: a refusal is an answer, and a failure of this node's own says nothing.
 func TestClassify(t *testing.T) {
 	for err, want := range map[error]ejection.Answer{

@@ -44,14 +44,11 @@ func (t *Table) Set(a service.Adjustments) error {
 	defer t.mu.Unlock()
 	before := t.told
 	t.told = a
-	switch {
-	case !t.made && a.Len() == 0 && !t.hears:
+	if !t.made && a.Len() == 0 && !t.hears {
 		return nil
-	case !t.made:
-		return t.make()
 	}
 	_, err := t.conn.GetSetByName(t.table, noted)
-	if err != nil || errors.Join(t.write(elements(differences(before, a)), t.conn.SetAddElements),
+	if !t.made || err != nil || errors.Join(t.write(elements(differences(before, a)), t.conn.SetAddElements),
 		t.write(elements(differences(a, before)), t.conn.SetDeleteElements)) != nil {
 		return t.make()
 	}

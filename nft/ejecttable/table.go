@@ -1,9 +1,7 @@
 // Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer, and tells
 // other processes which endpoints the node does without and which are growing: a rule counts the first packets that
 // clients repeat, and a set has a comment for each endpoint. The program of the Services (nft/ruleset) has none of
-// them, so that neither is changed with the other.
-//
-// The package does not decide what is done about it, and changes no packet: its only chain accepts all.
+// them, so that neither is changed with the other. Its only chain accepts all packets.
 package ejecttable
 
 import (
@@ -116,11 +114,8 @@ func repeats() []expr.Any {
 func (t *Table) Repeats() (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.made {
-		return 0, t.make()
-	}
 	object, err := t.conn.GetObject(t.counter())
-	if errors.Is(err, unix.ENOENT) {
+	if !t.made || errors.Is(err, unix.ENOENT) {
 		return 0, t.make()
 	}
 	counted, ok := object.(*nftables.NamedObj)
