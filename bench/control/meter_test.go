@@ -2,43 +2,17 @@ package control
 
 import (
 	"context"
-	"os/exec"
 	"testing"
-	"time"
 
 	"nftproxy/test/lib/child"
 )
-
-// here is the namespace that the test is in.
-type here struct{}
-
-func (here) Do(fn func() error) error { return fn() }
-
-// runScript runs a shell script until it says that it is ready.
-func runScript(t *testing.T, script string) *child.Process {
-	t.Helper()
-	p, err := child.Start(here{}, exec.Command("sh", "-c", script))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if _, _, err := p.Await(ctx, 0, func(l child.Line) bool { return l.Text == "ready" }); err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
 
 // TestPeak: the sum has the memory of a grandchild, also after its end.
 func TestPeak(t *testing.T) {
 	const held = 64_000_000
 	// tail holds all of it until the next command reads.
-	p := runScript(t, `head -c 64000000 /dev/zero | tail -c 64000000 | { head -c 1 >/dev/null; echo ready; sleep 1000; }`)
+	p := child.ReadyForTest(t, `head -c 64000000 /dev/zero | tail -c 64000000 | `+
+		`{ head -c 1 >/dev/null; echo ready; sleep 1000; }`)
 	m := newMeter(p.PID())
 	m.sample()
 	m.stopNow()
@@ -59,7 +33,7 @@ func TestPeak(t *testing.T) {
 
 // TestSettledCPU: it waits for a child, but no longer than the context.
 func TestSettledCPU(t *testing.T) {
-	p := runScript(t, "sleep 1000 & echo ready; wait")
+	p := child.ReadyForTest(t, "sleep 1000 & echo ready; wait")
 	m := &meter{pid: p.PID()}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

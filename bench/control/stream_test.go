@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/test/lib/child"
 )
 
 // TestCollect: the outcome counts replacements that arrived, that were replaced before
@@ -21,7 +23,7 @@ func TestCollect(t *testing.T) {
 		return c
 	}
 	one, two, three := spot{1, 0, 0}, spot{2, 0, 0}, spot{3, 0, 0}
-	s := &subject{process: runScript(t, "echo ready; sleep 1000")}
+	s := &subject{process: child.ReadyForTest(t, "echo ready; sleep 1000")}
 	list := []*replacement{
 		{at: one, sent: after(0), seen: seen(10)},
 		{at: two, sent: after(1), seen: seen()}, // overtaken

@@ -13,25 +13,6 @@ import (
 	"nftproxy/test/lib/child"
 )
 
-// here is the namespace that the test is in.
-type here struct{}
-
-func (here) Do(fn func() error) error { return fn() }
-
-func start(t *testing.T, script string) *child.Process {
-	t.Helper()
-	p, err := child.Start(here{}, exec.Command("sh", "-c", script))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
-
 func patience(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
@@ -41,8 +22,8 @@ func patience(t *testing.T) context.Context {
 // TestLog: lines arrive as they are written, JSON taken apart, and a wait
 // starts at its mark.
 func TestLog(t *testing.T) {
-	p := start(t, `echo one; printf '{"msg":"synced","written":3,"encode":"1.5µs","err":"a \\"b\\""}\n' >&2; printf `+
-		`'half'; exec sleep 1000`)
+	p := child.ForTest(t, `echo one; printf '{"msg":"synced","written":3,"encode":"1.5µs","err":"a \\"b\\""}\n' >&2; `+
+		`printf 'half'; exec sleep 1000`)
 	ctx := patience(t)
 	first, mark, err := p.Await(ctx, 0, func(l child.Line) bool { return l.Has("one") })
 	if err != nil || mark != 1 || first.At.IsZero() {
@@ -72,7 +53,7 @@ func TestLog(t *testing.T) {
 // TestEnd: a child that ends while it is waited for, one that is asked to, and
 // one that does not listen.
 func TestEnd(t *testing.T) {
-	p := start(t, "echo last words; exit 3")
+	p := child.ForTest(t, "echo last words; exit 3")
 	_, _, err := p.Await(patience(t), 0, child.Line.Synced)
 	if !errors.Is(err, child.ErrEnded) || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("error %v", err)
@@ -81,10 +62,7 @@ func TestEnd(t *testing.T) {
 		t.Errorf("error %v, state %v, log %q", p.Err(), p.State(), p.Tail(1))
 	}
 
-	p = start(t, "trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done")
-	if _, _, err := p.Await(patience(t), 0, func(l child.Line) bool { return l.Text == "ready" }); err != nil {
-		t.Fatal(err)
-	}
+	p = child.ReadyForTest(t, "trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done")
 	if p.Ended() || p.State() != nil {
 		t.Error("ended already")
 	}
@@ -92,10 +70,7 @@ func TestEnd(t *testing.T) {
 		t.Errorf("stop: %v", err)
 	}
 
-	p = start(t, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
-	if _, _, err := p.Await(patience(t), 0, func(l child.Line) bool { return l.Text == "ready" }); err != nil {
-		t.Fatal(err)
-	}
+	p = child.ReadyForTest(t, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
 	short, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := p.Stop(short); !errors.Is(err, context.Canceled) || !p.Ended() {
@@ -104,7 +79,7 @@ func TestEnd(t *testing.T) {
 }
 
 func TestNoSuchProgram(t *testing.T) {
-	if _, err := child.Start(here{}, exec.Command("/nonexistent/program")); err == nil {
+	if _, err := child.Start(child.Here{}, exec.Command("/nonexistent/program")); err == nil {
 		t.Error("no error")
 	}
 }

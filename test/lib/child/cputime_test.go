@@ -1,36 +1,9 @@
 package child
 
 import (
-	"context"
-	"os/exec"
 	"testing"
 	"time"
 )
-
-// here is the namespace that the test is in.
-type here struct{}
-
-func (here) Do(fn func() error) error { return fn() }
-
-// runScript runs a shell script until it says that it is ready.
-func runScript(t *testing.T, script string) *Process {
-	t.Helper()
-	p, err := Start(here{}, exec.Command("sh", "-c", script))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if _, _, err := p.Await(ctx, 0, func(l Line) bool { return l.Text == "ready" }); err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
 
 func TestChildTicks(t *testing.T) {
 	const line = "42 (a (b) c) S 1 42 42 0 -1 4194560 10 20 0 0 3 4 500 60 20 0 1 0 100 200 300"
@@ -52,8 +25,8 @@ func TestCPUTime(t *testing.T) {
 		"own":      work + "; echo ready; exec sleep 1000",
 		"children": "sh -c '" + work + "'; echo ready; sleep 1000",
 	} {
-		p := runScript(t, script)
-		idle := runScript(t, "echo ready; sleep 1000")
+		p := ReadyForTest(t, script)
+		idle := ReadyForTest(t, "echo ready; sleep 1000")
 		worked, err := CPUTime(p.PID())
 		if err != nil {
 			t.Fatal(err)
