@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,7 +34,17 @@ func (i *identity) name() service.Name { return i.key }
 
 func (i *identity) found() []Problem { return i.problems }
 
-func (i *identity) keepText(problems []Problem) { i.text = problems }
+// keepText keeps the problems of a manifest's text. What the object's own problems say of values that were left out is
+// the same mistake once more.
+func (i *identity) keepText(text []Problem) {
+	i.text = text
+	i.problems = slices.DeleteFunc(i.problems, func(p Problem) bool {
+		return slices.ContainsFunc(text, func(t Problem) bool {
+			rest, within := strings.CutPrefix(p.Field, t.Field)
+			return within && errors.As(t.Err, new(lostError)) && (rest == "" || rest[0] == '.' || rest[0] == '[')
+		})
+	})
+}
 
 // GetResourceVersion returns the object's version.
 func (i *identity) GetResourceVersion() string { return i.version }

@@ -20,6 +20,15 @@ import (
 // more with it. An API server refuses the whole object.
 type shaper struct{ report func(field string, err error) }
 
+// lostError says that a value is left out. Nothing else has to be said of its field: there is nothing in it.
+type lostError struct{ error }
+
+// lose reports a value that is left out.
+func (s shaper) lose(field string, err error) (fitting any, ok bool) {
+	s.report(field, lostError{err})
+	return nil, false
+}
+
 // shape returns the JSON as far as it fits the type, and reports each part that does not.
 func (s shaper) shape(data []byte, of reflect.Type) ([]byte, error) {
 	var value any
@@ -50,9 +59,9 @@ func (s shaper) fit(value any, of reflect.Type, field string) (fitting any, ok b
 		}
 		if err != nil {
 			_, reason := typeError(err)
-			s.report(field, reason)
+			return s.lose(field, reason)
 		}
-		return value, err == nil
+		return value, true
 	}
 	switch of.Kind() {
 	case reflect.Pointer:
@@ -95,12 +104,10 @@ func (s shaper) fit(value any, of reflect.Type, field string) (fitting any, ok b
 			return value, true
 		}
 		if kindOf(value) == "number" {
-			s.report(field, fmt.Errorf("%v: want a whole number of %d bits", value, of.Bits()))
-			return nil, false
+			return s.lose(field, fmt.Errorf("%v: want a whole number of %d bits", value, of.Bits()))
 		}
 	}
-	s.report(field, fmt.Errorf("%s instead of %s", kindOf(value), jsonType(of.Kind().String())))
-	return nil, false
+	return s.lose(field, fmt.Errorf("%s instead of %s", kindOf(value), jsonType(of.Kind().String())))
 }
 
 func (s shaper) fitStruct(object map[string]any, of reflect.Type, field string) map[string]any {
@@ -136,8 +143,7 @@ func (s shaper) fitList(value any, of reflect.Type, field string) (fitting any, 
 			list[0] = string(text)
 		}
 	default:
-		s.report(field, fmt.Errorf("%s instead of list", kindOf(value)))
-		return nil, false
+		return s.lose(field, fmt.Errorf("%s instead of list", kindOf(value)))
 	}
 	for i, v := range list {
 		if list[i], ok = s.fit(v, of.Elem(), item(field, i)); !ok || v == nil {
