@@ -5,6 +5,7 @@ import (
 
 	"nftproxy/look/explain"
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
 	"nftproxy/node/hostaddr"
 )
 
@@ -14,4 +15,13 @@ func NewNode(tables *nft.Model, table string, lookup func(netip.Addr) (hostaddr.
 	n := &Node{lookup: lookup, has: none, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
 	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way}
 	return n
+}
+
+// AddOther adds the table of another nftproxy, which was made later than that of the Node.
+func (n *Node) AddOther(tables *nft.Model, table string) {
+	for _, f := range nft.Families() {
+		n.asked = append(n.asked,
+			askedTable{info: kernel.TableInfo{ID: nft.TableID{Family: f, Name: table}, Handle: 2}, contents: tables},
+			askedTable{info: kernel.TableInfo{ID: nft.TableID{Family: f, Name: n.facts.Table}, Handle: 1}})
+	}
 }
