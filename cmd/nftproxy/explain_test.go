@@ -211,7 +211,7 @@ func TestTroubleshooting(t *testing.T) {
 	for _, c := range []trouble{
 		{name: "no-endpoints", args: "--from " + pod + " 10.96.0.10:80", from: w.client.NS, to: "10.96.0.10:80",
 			want: testnet.Refused, status: 1,
-			says: []string{"Service shop/cart:http has no endpoint", "refused by a TCP reset",
+			says: []string{"Service shop/cart:http: no endpoint serves", "refused by a TCP reset",
 				"kubectl -n shop get endpointslices -l kubernetes.io/service-name=cart"}},
 		{name: "wrong-port", args: "--from " + pod + " 10.96.0.20:8080", from: w.client.NS, to: "10.96.0.20:8080",
 			want: testnet.Refused, status: 1,
@@ -224,14 +224,15 @@ func TestTroubleshooting(t *testing.T) {
 		{name: "source-ranges", args: "--from " + outside + " 198.51.100.10:80", from: w.Outside, to: "198.51.100.10:80",
 			want: testnet.TimedOut, status: 1,
 			says: []string{"the loadBalancerSourceRanges (or the annotation nftproxy.io/source-ranges) of Service shop/admin " +
-				"admit 10.0.0.0/8, and " + outside + " is not among them"}},
+				"let in only 10.0.0.0/8, and " + outside + " is not among them"}},
 		{name: "local-policy", args: "--from " + outside + " 192.168.100.1:30090" + source, from: w.Outside,
 			to: "192.168.100.1:30090", want: testnet.TimedOut, status: 1,
-			says: []string{"the externalTrafficPolicy of Service shop/edge is Local", "one endpoint is on another node"}},
+			says: []string{"Service shop/edge:http: externalTrafficPolicy is Local and no endpoint serves on this node",
+				"one endpoint is on another node"}},
 		{name: "conflict", args: "--from " + outside + " 198.51.100.20:80" + source, from: w.Outside, to: "198.51.100.20:80",
 			want: testnet.Answered, masqueraded: true,
-			says: []string{"Service shop/new asks for 198.51.100.20:80/tcp too and does not get it: Service shop/old has it, " +
-				"since it is older"}},
+			says: []string{"Service shop/new asks for 198.51.100.20:80/tcp and does not get it: it belongs to Service " +
+				"shop/old, since it is older"}},
 		{name: "unallocated", args: "--from " + pod + " 10.96.0.99:80", from: w.client.NS, to: "10.96.0.99:80",
 			want: testnet.TimedOut, status: 1,
 			says: []string{"no Service has the address 10.96.0.99, which is in the ServiceCIDR 10.96.0.0/16"}},

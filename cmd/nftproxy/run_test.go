@@ -287,7 +287,7 @@ func TestStatusPage(t *testing.T) {
 		{"/status", http.StatusOK, []string{"Ready: the rules are in force", "default/web", "No endpoints",
 			"80/tcp: 2 ready"}},
 		{"/status?service=default/web", http.StatusOK, []string{"one of 2 endpoints", "10.244.7.1:8080", "node-1 (this node)",
-			"node-2", "refused: there is no endpoint"}},
+			"node-2", "no endpoint serves, so connections are refused"}},
 		{"/status?view=draining", http.StatusOK, []string{"No such endpoint has connections."}},
 		{"/status?explain=10.96.0.10:80/tcp", http.StatusOK, []string{"<strong>endpoint: </strong>", "10.244.7.1:8080",
 			"10.244.8.1:8080", "default/web", "50 %"}},

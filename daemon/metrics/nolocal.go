@@ -7,8 +7,8 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
-	"nftproxy/model/share"
 	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
@@ -72,13 +72,11 @@ func (n *noLocalPorts) add(s *service.Service, node *service.Node, family ip.Fam
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		if c := share.Choose(s, p, node, family); c.Local.Len() > 0 || !c.Anywhere {
-			continue
-		}
-		if s.InternalPolicy == service.Local {
+		internal, external := obstacle.NoneHere(s, p, node, family)
+		if internal {
 			n.internal += sign
 		}
-		if s.ExternalPolicy == service.Local && s.External(p, family) {
+		if external {
 			n.external += sign
 		}
 	}

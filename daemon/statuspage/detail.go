@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 )
@@ -45,8 +46,8 @@ func (p *Page) servicePage(q *request) *answer {
 		return p.trouble(http.StatusNotFound, "No such port", fmt.Sprintf("The Service %s has %s.", s.Name,
 			count(len(s.Ports), "port", "ports")))
 	}
-	d := p.newDetail(v, s, q)
-	parts := []*html.Node{element("p", nil, badges(v.stateOf(s))), d.reasons(), d.facts()}
+	d := &detail{page: p, view: v, service: s, request: q, rows: maxRows}
+	parts := []*html.Node{element("p", nil, badges(v.obstaclesOf(s))), d.reasons(), d.facts()}
 	if len(s.Ports) == 0 {
 		parts = append(parts, plain("p", "The Service has no ports."))
 	}
@@ -73,19 +74,6 @@ type detail struct {
 	request *request
 	// rows is how many more endpoints fit on the page.
 	rows int
-	// protected has the reason for each claim that is protected from the Service.
-	protected map[service.Claim]service.Protection
-}
-
-func (p *Page) newDetail(v *view, s *service.Service, q *request) *detail {
-	d := &detail{page: p, view: v, service: s, request: q, rows: maxRows,
-		protected: map[service.Claim]service.Protection{}}
-	for c := range v.snapshot.Conflicts.At(s.Name).All() {
-		if c.Protected != "" {
-			d.protected[c.Claim] = c.Protected
-		}
-	}
-	return d
 }
 
 // reasons says why the Service does not serve as a whole.
@@ -97,10 +85,10 @@ func (d *detail) reasons() *html.Node {
 			text("The kernel refused the rules of this Service, so they are left out; other Services are served. nftproxy "+
 				"tries again by itself. The kernel's answer: "), literal(cut(err.Error(), maxError))))
 	}
-	found := v.stateOf(s)
-	for rank, k := range kinds() {
-		if rank > 0 && rank < conditions && found&(1<<rank) != 0 {
-			list = append(list, element("p", attributes("class", "note"), plain("strong", k.label+". "), literal(k.meaning)))
+	found := v.obstaclesOf(s)
+	for _, k := range obstacle.OfServices() {
+		if k != obstacle.Quarantined && k != obstacle.None && found.Has(k) {
+			list = append(list, element("p", attributes("class", "note"), plain("strong", k.Label()+". "), literal(k.Meaning())))
 		}
 	}
 	if problems := v.problemsOf(s); len(problems) > 0 {
@@ -110,17 +98,8 @@ func (d *detail) reasons() *html.Node {
 		}
 		list = append(list, items)
 	}
-	if left := v.snapshot.LeftOut.At(s.Name); left != nil {
-		list = append(list, element("p", attributes("class", "note"), literal(left.String())))
-	}
-	if without := v.snapshot.WithoutAffinity.At(s.Name); without != nil {
-		list = append(list, element("p", attributes("class", "note"), literal(without.String())))
-	}
-	if closed := v.snapshot.ClosedSources.At(s.Name); closed != nil {
-		list = append(list, element("p", attributes("class", "note"), literal(closed.String())))
-	}
-	if unserved := v.snapshot.UnservedRanges.At(s.Name); unserved != nil {
-		list = append(list, element("p", attributes("class", "note"), literal(unserved.String())))
+	for _, text := range v.snapshot.Bounds(s.Name) {
+		list = append(list, element("p", attributes("class", "note"), literal(text)))
 	}
 	return element("div", nil, list...)
 }
@@ -186,7 +165,7 @@ func (d *detail) otherPorts(i int) *html.Node {
 
 // portURL is the link to a page of the endpoints of port number i.
 func (d *detail) portURL(i, page int) string {
-	return request{service: d.service.Name, port: i + 1, rank: -1, page: page}.url()
+	return request{service: d.service.Name, port: i + 1, page: page}.url()
 }
 
 // port shows the frontends and endpoints of port number i.
@@ -273,11 +252,11 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 	case node == d.view.snapshot.Node.Name:
 		node += " (this node)"
 	}
-	state := endpointState(e)
+	state := e.State()
 	switch a := d.view.snapshot.Adjustments.At(d.service.Name).Find(p, e.Addr); {
 	case a == nil:
 	case e.Share == service.NoShare:
-		state += " " + a.Text()
+		state += ", " + a.Text()
 	case e.TakesNew():
 		state += ", growing " + a.Text()
 	}
@@ -289,25 +268,6 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 	}
 	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node),
 		textCell(d.connections(e, p, choices.Of(ip.Of(e.Addr.Addr()))))}
-}
-
-// endpointState says in words what the conditions of an endpoint mean.
-func endpointState(e *service.Endpoint) string {
-	switch {
-	case e.Drained():
-		return "weight 0: no new connections"
-	case e.Share == service.NoShare:
-		return "left out, because it does not answer this node,"
-	case e.Ready && e.Weight != 0:
-		return fmt.Sprintf("ready, weight %d", e.Weight.Number())
-	case e.Ready:
-		return "ready"
-	case e.Terminating && e.Serving:
-		return "terminating, still serves"
-	case e.Terminating:
-		return "terminating"
-	}
-	return "not ready"
 }
 
 // connections says which new connections to the port an endpoint gets.

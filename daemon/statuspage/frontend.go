@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/net/html"
 
 	"nftproxy/look/explain"
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 )
@@ -17,8 +19,6 @@ import (
 type frontend struct {
 	claim service.Claim
 	kind  string
-	// internal says that the internal traffic policy holds.
-	internal bool
 	// at is where a client would connect; not valid if that is not known.
 	at netip.AddrPort
 }
@@ -39,7 +39,7 @@ func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, 
 			at: netip.AddrPortFrom(a, p.First())}
 		switch {
 		case slices.Contains(s.ClusterIPs, a):
-			f.kind, f.internal = "cluster IP", true
+			f.kind = "cluster IP"
 		case slices.Contains(s.LoadBalancerIPs, a):
 			f.kind = "load balancer's address"
 		}
@@ -89,61 +89,48 @@ func (d *detail) meets(f frontend, c *share.Choice) cell {
 	if _, held := v.quarantined[string(s.Name)]; held {
 		return textCell("no rule: the Service is in quarantine")
 	}
-	if conflicts := v.snapshot.Conflicts.At(s.Name); conflicts.Has(f.claim) {
-		if why := d.protected[f.claim]; why != "" {
-			return textCell("not this Service: the address and port are protected: " + string(why))
-		}
+	if protection, lost := v.snapshot.Conflicts.At(s.Name).Get(f.claim); lost {
 		owner := v.snapshot.Owners.Over(s.Name, f.claim)
-		return cell{literal("another Service: "), link(serviceURL(owner), string(owner))}
+		text := obstacle.Lost(owner, protection).String()
+		if protection != "" || owner == "" {
+			return textCell(text)
+		}
+		before, after, _ := strings.Cut(text, string(owner))
+		return cell{literal(before), link(serviceURL(owner), string(owner)), literal(after)}
 	}
-	content := textCell(outcome(s, f.claim, f.internal, c))
-	firewall, owner, _ := s.FirewallAt(f.claim, v.snapshot.Restrictions.At(s.Name))
-	if sources, all := firewall.Admitted(v.snapshot.Node, ip.Of(f.claim.Addr)); !all {
-		by := ""
-		if owner != s.Name {
-			by = " (the source ranges of " + string(owner) + ")"
-		}
-		ranges := joined(sources, maxRanges)
-		if ranges == "" {
-			ranges = "no source"
-		}
-		content = append(content, literal("; admitted: "+ranges+by+", others are dropped"))
+	content := textCell(outcome(s, f.claim, c))
+	firewall, by, _ := s.FirewallAt(f.claim, v.snapshot.Restrictions.At(s.Name))
+	family := ip.Of(f.claim.Addr)
+	if sources, all := firewall.Admitted(v.snapshot.Node, family); !all {
+		content = append(content, literal("; "+obstacle.Fenced(s.Name, by, joined(sources, maxRanges), family).String()))
 	}
 	return content
 }
 
 // outcome says where the rules lead a new connection to an address of the Service.
-func outcome(s *service.Service, claim service.Claim, internal bool, c *share.Choice) string {
-	one := func(n int, where string) string {
-		if n == 1 {
+func outcome(s *service.Service, claim service.Claim, c *share.Choice) string {
+	one := func(list share.Addresses, where string) string {
+		if list.Len() == 1 {
 			return "the one endpoint" + where
 		}
-		return fmt.Sprintf("one of %s%s", count(n, "endpoint", "endpoints"), where)
+		return fmt.Sprintf("one of %s%s", count(list.Len(), "endpoint", "endpoints"), where)
 	}
-	failover := s.FailoverAt(claim)
-	const passed = "left to routing: external-failover is pass, and "
+	const here, inside = " on this node", "; from this node and its pods "
+	fate, internal := obstacle.FateAt(s, claim, c.Anywhere, c.Local.Len() > 0), slices.Contains(s.ClusterIPs, claim.Addr)
+	o, stops := fate.Obstacle()
 	switch {
-	case !c.Anywhere && failover == service.FailoverPass:
-		return passed + "there is no endpoint"
-	case !c.Anywhere:
-		return "refused: there is no endpoint"
-	case internal && s.InternalPolicy == service.Local && c.Local.Len() == 0:
-		return "dropped: internalTrafficPolicy is Local, and no endpoint is on this node"
+	case fate == obstacle.DroppedOutside, fate == obstacle.PassedOutside:
+		return o.String() + inside + one(c.Cluster, "")
+	case stops:
+		return o.String()
 	case internal && s.InternalPolicy == service.Local:
-		return one(c.Local.Len(), " on this node")
+		return one(c.Local, here)
 	case internal || s.ExternalPolicy == service.Cluster:
-		return one(c.Cluster.Len(), "")
-	case c.Local.Len() == 0 && failover == service.FailoverPass:
-		return "from outside " + passed + "no endpoint is on this node; from this node and its pods " + one(c.Cluster.Len(),
-			"")
-	case c.Local.Len() == 0 && failover == service.FailoverCluster:
-		return one(c.Cluster.Len(), "") + ": external-failover is cluster, and no endpoint is on this node"
+		return one(c.Cluster, "")
 	case c.Local.Len() == 0:
-		return "from outside dropped: externalTrafficPolicy is Local, and no endpoint is on this node; from this node and " +
-			"its pods " + one(c.Cluster.Len(), "")
+		return one(c.Cluster, "") + ": " + obstacle.FailedOver
 	}
-	return "from outside " + one(c.Local.Len(), " on this node") + "; from this node and its pods " + one(c.Cluster.Len(),
-		"")
+	return "from outside " + one(c.Local, here) + inside + one(c.Cluster, "")
 }
 
 // explanationOf leads to the explanation of a Service's first frontend.
@@ -160,6 +147,6 @@ func (p *Page) explanation(at netip.AddrPort, protocol service.Protocol) *html.N
 	if p.config.Explain == nil {
 		return plain("code", p.explainCommand(destination))
 	}
-	return element("a", attributes("class", "explain", "href", request{explain: destination, rank: -1}.url()),
+	return element("a", attributes("class", "explain", "href", request{explain: destination}.url()),
 		literal("Explain "+destination.String()))
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/html"
 
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 )
@@ -24,8 +25,8 @@ type list struct {
 	page    *Page
 	request *request
 	view    *view
-	// ranked counts all Services by rank, matched those that match the search.
-	ranked, matched [ranks]int
+	// counts counts all Services by their worst obstacle, matched those that match the search.
+	counts, matched [obstacle.None + 1]int
 	// others are the parts in quarantine that belong to no Service of the snapshot.
 	others []string
 	// rows are the Services of the page.
@@ -42,21 +43,21 @@ func (p *Page) list(q *request, v *view) *list {
 	}
 	q.findNode(v.snapshot.Node)
 	l := &list{page: p, request: q, view: v}
-	var byRank [ranks][]*service.Service
+	var byKind [obstacle.None + 1][]*service.Service
 	for _, s := range v.snapshot.Services.All() {
-		rank := v.stateOf(s).rank()
-		l.ranked[rank]++
+		worst := v.obstaclesOf(s).Worst()
+		l.counts[worst]++
 		if !q.matches(s) {
 			continue
 		}
-		l.matched[rank]++
-		if q.rank < 0 || q.rank == rank {
-			byRank[rank] = append(byRank[rank], s)
+		l.matched[worst]++
+		if q.state == "" || q.state == worst.String() {
+			byKind[worst] = append(byKind[worst], s)
 			l.found++
 		}
 	}
 	skip := (min(q.page, l.pages()) - 1) * pageRows
-	for _, group := range byRank {
+	for _, group := range byKind {
 		from := min(skip, len(group))
 		skip -= from
 		l.rows = append(l.rows, group[from:min(len(group), from+pageRows-len(l.rows))]...)
@@ -73,7 +74,7 @@ func (l *list) nodes() []*html.Node {
 	total := l.view.snapshot.Services.Len()
 	nodes := []*html.Node{l.overviewOfStates(total), l.form()}
 	if l.page.config.Connections != nil {
-		nodes = append(nodes, element("p", nil, link(request{draining: true, rank: -1}.url(),
+		nodes = append(nodes, element("p", nil, link(request{draining: true}.url(),
 			"Draining endpoints and their connections"),
 			literal(": this looks at connection tracking, which costs the node some CPU time.")))
 	}
@@ -86,8 +87,8 @@ func (l *list) nodes() []*html.Node {
 		nodes = append(nodes, plain("p", "In quarantine beside Services, since the kernel refuses them:"), items)
 	}
 	what := "All Services, those with trouble first"
-	if q.rank >= 0 {
-		what = "Services in the state “" + kinds()[q.rank].label + "”"
+	if kind, ok := kindOf(q.state); ok {
+		what = "Services in the state “" + kind.Label() + "”"
 	}
 	if len(q.words) > 0 {
 		what += ", that match “" + q.search + "”"
@@ -115,23 +116,23 @@ func (l *list) nodes() []*html.Node {
 // overviewOfStates has a link for each state that some Service is in.
 func (l *list) overviewOfStates(total int) *html.Node {
 	items := element("ul", attributes("class", "states"))
-	for rank, k := range kinds() {
-		n := l.ranked[rank]
+	for kind, n := range l.counts {
 		if n == 0 {
 			continue
 		}
-		q := request{rank: rank, search: l.request.search}
-		attr := attributes("href", q.url()+"#services", "class", "state "+k.slug, "title", k.meaning)
-		if l.request.rank == rank {
+		k := obstacle.Kind(kind)
+		q := request{state: k.String(), search: l.request.search}
+		attr := attributes("href", q.url()+"#services", "class", "state "+q.state, "title", k.Meaning())
+		if l.request.state == q.state {
 			attr = append(attr, attributes("aria-current", "true")...)
 		}
-		label := fmt.Sprintf("%s: %s", k.label, thousands(n))
+		label := fmt.Sprintf("%s: %s", k.Label(), thousands(n))
 		if len(l.request.words) > 0 {
-			label = fmt.Sprintf("%s: %s of %s", k.label, thousands(l.matched[rank]), thousands(n))
+			label = fmt.Sprintf("%s: %s of %s", k.Label(), thousands(l.matched[kind]), thousands(n))
 		}
 		items.AppendChild(element("li", nil, element("a", attr, literal(label))))
 	}
-	all := request{rank: -1, search: l.request.search}
+	all := request{search: l.request.search}
 	return element("nav", attributes("aria-label", "Services by state"),
 		element("p", nil, link(all.url()+"#services", count(total, "Service", "Services")),
 			text(" at %s:", l.view.at.UTC().Format("15:04:05 UTC"))), items)
@@ -152,33 +153,32 @@ func (l *list) form() *html.Node {
 			plain("code", "10.244.0.0/24"), literal(", "), plain("code", "53/udp"), literal(" or "),
 			plain("code", "10.96.0.10:53"),
 			literal(". A Service has to match all of them, itself or by an endpoint.")))
-	if l.request.rank >= 0 {
-		form.AppendChild(element("input", attributes("type", "hidden", "name", "state", "value",
-			kinds()[l.request.rank].slug)))
+	if l.request.state != "" {
+		form.AppendChild(element("input", attributes("type", "hidden", "name", "state", "value", l.request.state)))
 	}
 	return form
 }
 
 func (l *list) row(s *service.Service) []cell {
-	state := l.view.stateOf(s)
 	return []cell{
 		{link(serviceURL(s.Name), string(s.Name))},
-		{badges(state)},
+		{badges(l.view.obstaclesOf(s))},
 		textCell(joined(s.Addresses(), maxListed)),
 		{l.view.portSummary(s)},
 		{l.page.explanationOf(s)},
 	}
 }
 
-// badges names the conditions of a state.
-func badges(s state) *html.Node {
+// badges names obstacles of a Service.
+func badges(found obstacle.Set) *html.Node {
 	list := element("span", attributes("class", "badges"))
-	for rank, k := range kinds() {
-		if rank < conditions && s&(1<<rank) != 0 || rank == conditions && s == 0 {
+	for _, k := range obstacle.OfServices() {
+		if found.Has(k) {
 			if list.FirstChild != nil {
 				list.AppendChild(literal(" "))
 			}
-			list.AppendChild(element("span", attributes("class", "state "+k.slug, "title", k.meaning), literal(k.label)))
+			list.AppendChild(element("span", attributes("class", "state "+k.String(), "title", k.Meaning()),
+				literal(k.Label())))
 		}
 	}
 	return list

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/net/html"
 
+	"nftproxy/model/obstacle"
 	"nftproxy/nft"
 )
 
@@ -75,22 +76,21 @@ func (p *Page) overview(q *request) *answer {
 	}
 	list := p.list(q, v)
 	title := fmt.Sprintf("%s – nftproxy on %s", heading, p.config.Node)
-	if list != nil && list.ranked[0] > 0 {
-		title = count(list.ranked[0], "Service", "Services") + " in quarantine – " + title
+	var alert *html.Node
+	if list != nil && list.counts[obstacle.Quarantined] > 0 {
+		n, all := list.counts[obstacle.Quarantined], request{state: obstacle.Quarantined.String()}
+		title = count(n, "Service", "Services") + " in quarantine – " + title
+		alert = element("p", attributes("class", "note bad alert"), link(all.url()+"#services",
+			count(n, "Service is", "Services are")+" in quarantine: the kernel refused the rules"))
 	}
 	parts := []*html.Node{p.health(v, readyz, class, now), p.syncs(now)}
-	var alert *html.Node
-	if list != nil && list.ranked[0] > 0 {
-		alert = element("p", attributes("class", "note bad alert"), link(request{rank: 0}.url()+"#services",
-			count(list.ranked[0], "Service is", "Services are")+" in quarantine: the kernel refused the rules"))
-	}
 	if list == nil {
 		parts = append(parts, section("services", "Services",
 			plain("p", "No sync has ended yet, so no Service is served by this process.")))
 	} else {
 		parts = append(parts, section("services", "Services", list.nodes()...))
 	}
-	if len(q.words) > 0 || q.rank >= 0 || q.page > 1 { // The list is asked for.
+	if len(q.words) > 0 || q.state != "" || q.page > 1 { // The list is asked for.
 		parts = []*html.Node{parts[2], parts[0], parts[1]}
 	}
 	return &answer{code: http.StatusOK, document: p.document(title, heading, append([]*html.Node{alert}, parts...)...)}

@@ -183,8 +183,8 @@ func TestOrder(t *testing.T) {
 	}
 	for slug, want := range map[string]string{
 		"quarantined": "z/refused", "no-endpoints": "f/empty", "conflict": "e/second", "draining": "c/draining",
-		"no-local": "b/none-here",
-		"left-out": "d/no-affinity", "serving": "a/serving e/first",
+		"no-local-endpoints": "b/none-here",
+		"left-out":           "d/no-affinity", "serving": "a/serving e/first",
 	} {
 		if got := strings.Join(names(get(t, p, "/status?state="+slug)), " "); got != want {
 			t.Errorf("state %s: %s, want %s", slug, got, want)

@@ -30,8 +30,8 @@ type request struct {
 	// search is the search as it was typed, words what it looks for.
 	search string
 	words  []word
-	// rank is the rank of the Services to list; -1 for all.
-	rank int
+	// state is the word for the worst obstacle of the Services to list; empty for all.
+	state string
 	// page is the number of the page in the list, from 1 on.
 	page int
 	// draining asks for the endpoints that drain.
@@ -43,7 +43,8 @@ type request struct {
 
 // parseRequest reads the query of a URL.
 func parseRequest(q url.Values) (*request, error) {
-	r := &request{service: service.Name(q.Get("service")), search: strings.TrimSpace(q.Get("q")), rank: -1, page: 1}
+	r := &request{service: service.Name(q.Get("service")), search: strings.TrimSpace(q.Get("q")), state: q.Get("state"),
+		page: 1}
 	if err := r.parseExplain(q.Get("explain"), strings.TrimSpace(q.Get("from"))); err != nil {
 		return nil, err
 	}
@@ -64,12 +65,8 @@ func parseRequest(q url.Values) (*request, error) {
 	default:
 		return nil, fmt.Errorf("there is no view %q", cut(view, maxQuery))
 	}
-	if slug := q.Get("state"); slug != "" {
-		rank, ok := rankOf(slug)
-		if !ok {
-			return nil, fmt.Errorf("there is no state %q", cut(slug, maxQuery))
-		}
-		r.rank = rank
+	if _, ok := kindOf(r.state); !ok && r.state != "" {
+		return nil, fmt.Errorf("there is no state %q", cut(r.state, maxQuery))
 	}
 	for _, number := range []struct {
 		name string
@@ -123,15 +120,13 @@ func (r request) url() string {
 	set("service", string(r.service), r.service != "")
 	set("port", strconv.Itoa(r.port), r.port > 0)
 	set("q", r.search, r.search != "")
-	if r.rank >= 0 {
-		set("state", kinds()[r.rank].slug, true)
-	}
+	set("state", r.state, r.state != "")
 	set("page", strconv.Itoa(r.page), r.page > 1)
 	return "?" + q.Encode()
 }
 
 // serviceURL returns the link to a Service.
-func serviceURL(name service.Name) string { return request{service: name, rank: -1}.url() }
+func serviceURL(name service.Name) string { return request{service: name}.url() }
 
 // word is a word of a search. A Service matches if it has any of what the word can mean.
 type word struct {

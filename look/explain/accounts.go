@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -217,7 +218,7 @@ func (x *explainer) factsOf(s *nft.Step, w *nft.Way) map[string]func() string {
 		"missing":       func() string { return x.missing(s) },
 		"whose":         func() string { return x.whoseRanges(s) },
 		"port ranges":   func() string { return x.portRangesText(s.Chain) },
-		"source ranges": func() string { return x.rangesText(s.Chain) },
+		"source ranges": func() string { return cmp.Or(x.rangesText(s.Chain), "no address of this family") },
 		"range":         func() string { return rangeOf(s).String() },
 		"condition":     func() string { return x.condition(s) },
 		"no pod":        func() string { return x.noPod(s) },

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -8,7 +9,9 @@ import (
 
 	"nftproxy/look/basechain"
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -115,12 +118,12 @@ func (x *explainer) whyNotBehind(s *nft.Step) {
 		x.whyNoEndpoint()
 		return
 	}
-	x.whyNoneHere("internalTrafficPolicy", "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
+	x.whyNoneHere(obstacle.Dropped, "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
 }
 
 // whyNotOutside is about clients outside of the node.
 func (x *explainer) whyNotOutside(*nft.Step) {
-	x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that "+
+	x.whyNoneHere(obstacle.DroppedOutside, "send the packet to a node that has an endpoint, as load balancers do that "+
 		"ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which "+
 		"hides the client's address from the endpoints")
 }
@@ -182,8 +185,7 @@ func (x *explainer) whyUnknownPort(s *nft.Step) {
 func (x *explainer) whyNoEndpoint() {
 	s, p := x.servicePort()
 	if s == nil || x.facts.Objects == nil {
-		x.cause("Service %s has no endpoint that may get connections: none is ready, and none serves while it terminates",
-			frontendText(x.frontend))
+		x.stands(obstacle.Refused, ": none is ready, and none serves while it terminates")
 		x.remedyEndpoints("its pods have to be ready, and the selector of the Service has to match their labels")
 		return
 	}
@@ -280,11 +282,18 @@ func (x *explainer) remedyEndpoints(what string) {
 		namespace, name, what)
 }
 
+// stands names the obstacle that a fate of the packet's frontend comes of, and more about it.
+func (x *explainer) stands(fate obstacle.Fate, more string) {
+	o, _ := fate.Obstacle()
+	x.cause("Service %s: %s%s", frontendText(x.frontend), o.Why, more)
+}
+
 // whyNoneHere is about a traffic policy Local.
-func (x *explainer) whyNoneHere(policy, remedy string) {
+func (x *explainer) whyNoneHere(fate obstacle.Fate, remedy string) {
 	elsewhere := ""
 	if s, p := x.servicePort(); s != nil && x.facts.Objects != nil {
-		n := x.anywhere(p)
+		counts := share.Count(s, p, x.snapshot().Node, x.family())
+		n := cmp.Or(counts.Ready, counts.Draining)
 		unnamed := min(n, x.withoutNode(p))
 		if n -= unnamed; n > 0 {
 			elsewhere = "; " + onOtherNodes(n)
@@ -294,8 +303,7 @@ func (x *explainer) whyNoneHere(policy, remedy string) {
 				"endpoint as its own"
 		}
 	}
-	x.cause("the %s of Service %s is Local, and none of its endpoints on this node may get connections%s", policy,
-		x.frontend.Service, elsewhere)
+	x.stands(fate, elsewhere)
 	x.remedy("%s", remedy)
 }
 
@@ -317,9 +325,12 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 			"--nftproxy-max-source-lists")
 		return
 	}
-	field := x.rangesField(s, by)
-	x.cause("the %s of Service %s admit %s, and %s is not among them", field, by, x.rangesText(s.Chain),
-		x.question.Packet.Src.Addr())
+	field, ranges := x.rangesField(s, by), x.rangesText(s.Chain)
+	letIn := obstacle.LetIn(fmt.Sprintf("the %s of Service %s", field, by), ranges, x.family())
+	if ranges != "" {
+		letIn += fmt.Sprintf(", and %s is not among them", x.question.Packet.Src.Addr())
+	}
+	x.cause("%s", letIn)
 	if by != x.frontend.Service && x.frontend.Service != "" {
 		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s",
 			x.frontend.Service, by)
@@ -365,10 +376,9 @@ func (x *explainer) whyUntouched() {
 		x.cause("the port is the healthCheckNodePort of Service %s: the nftproxy process answers there", s.Name)
 		return
 	}
-	switch {
-	case x.leftToRouting():
-		x.cause("Service %s asks for %sexternal-failover: pass, and has no endpoint on this node, or none at all: other "+
-			"routers or nodes may have the address", x.frontend.Service, service.OptionPrefix)
+	switch passed := x.leftToRouting(); {
+	case passed != "":
+		x.stands(passed, ": other routers or nodes may have the address")
 		x.remedy("where the packet goes is up to the routes of this node (ip route get %s)", to)
 	case !hasPorts(p):
 		x.cause("the packet has no port, and %s is no address of a Service", to)
@@ -399,13 +409,21 @@ func (x *explainer) whyUntouched() {
 	}
 }
 
-// leftToRouting says whether a Service asks to leave the packet to routing.
-func (x *explainer) leftToRouting() bool {
-	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool {
-		return s.Matched && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool {
+// leftToRouting returns the fate by which a Service leaves the packet to routing; empty if none does.
+func (x *explainer) leftToRouting() obstacle.Fate {
+	for i := range x.ways[0].Steps {
+		s := &x.ways[0].Steps[i]
+		passes := s.Matched && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool {
 			return l.Found && l.Element.Verdict.Code == nft.Accept
 		})
-	})
+		switch {
+		case passes && x.purpose(s) == ruleset.ForOutsiders:
+			return obstacle.PassedOutside
+		case passes:
+			return obstacle.Passed
+		}
+	}
+	return ""
 }
 
 // failsOver says whether the map of clients outside leads to endpoints of all nodes.
@@ -466,8 +484,7 @@ func (x *explainer) whyThere(e *Explanation) {
 // whyForOutsiders is about external policy Local with endpoints for clients outside.
 func (x *explainer) whyForOutsiders(*nft.Step) {
 	if x.failsOver() {
-		x.cause(sees+"Service %s asks for %sexternal-failover: cluster, and no endpoint is on this node", x.frontend.Service,
-			service.OptionPrefix)
+		x.cause(sees+"Service %s: %s", frontendText(x.frontend), obstacle.FailedOver)
 		return
 	}
 	x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and keep "+

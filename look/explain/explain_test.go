@@ -208,10 +208,11 @@ func TestCauses(t *testing.T) {
 		"no new connections go to 1 other endpoint of the Service")
 	w.says(pod+"10.96.0.3:80/tcp", explain.Endpoint, "no endpoint of Service ns/draining is ready",
 		"terminating, and still serves, on node node-2")
-	w.says(pod+"10.96.0.4:80/tcp", explain.Dropped, "the internalTrafficPolicy of Service ns/inside is Local",
+	w.says(pod+"10.96.0.4:80/tcp", explain.Dropped,
+		"Service ns/inside:http: internalTrafficPolicy is Local and no endpoint serves on this node",
 		"one endpoint is on another node", "set internalTrafficPolicy to Cluster")
 	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp", explain.Dropped,
-		"the externalTrafficPolicy of Service ns/inside is Local")
+		"Service ns/inside:http: externalTrafficPolicy is Local and no endpoint serves on this node")
 	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30099/tcp", explain.Untouched,
 		"the port is the healthCheckNodePort of Service ns/inside")
 	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp", explain.Untouched, "no Service has the node port 30100/tcp")
@@ -231,10 +232,10 @@ func TestCauses(t *testing.T) {
 		"the EndpointSlice has to name this node for the endpoint")
 	w.says("veth0 10.244.0.7:1000 -> 198.51.100.8:80/tcp", explain.Endpoint, "ready, on an unknown node")
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.19:80/tcp", explain.Untouched, "it is left to routing, untranslated",
-		"Service ns/passing asks for nftproxy.io/external-failover: pass")
+		"Service ns/passing:http: no endpoint serves on this node, and external-failover is pass")
 	w.says("node 192.168.0.2:1000 -> 198.51.100.19:80/tcp", explain.Endpoint, "it goes to 10.244.1.5:80, masqueraded")
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.20:80/tcp", explain.Endpoint, "it goes to 10.244.1.5:80, masqueraded",
-		"Service ns/failing-over asks for nftproxy.io/external-failover: cluster, and no endpoint is on this node")
+		"Service ns/failing-over:http: external-failover is cluster, and no endpoint serves on this node")
 }
 
 // TestWithoutTable: without a table the cause is that.

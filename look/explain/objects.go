@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -9,6 +8,7 @@ import (
 	"strings"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -65,21 +65,6 @@ func (x *explainer) endpointsOf(p *service.Port) []service.Endpoint {
 	return all
 }
 
-// anywhere counts the endpoints that may get connections, on any node.
-func (x *explainer) anywhere(p *service.Port) int {
-	ready, draining := 0, 0
-	for _, e := range x.endpointsOf(p) {
-		switch {
-		case !e.TakesNew():
-		case e.Ready:
-			ready++
-		default:
-			draining++
-		}
-	}
-	return cmp.Or(ready, draining)
-}
-
 // withoutNode counts the endpoints that may get connections and name no node.
 func (x *explainer) withoutNode(p *service.Port) int {
 	n := 0
@@ -91,29 +76,13 @@ func (x *explainer) withoutNode(p *service.Port) int {
 
 // conditions puts the conditions of an endpoint into words.
 func (x *explainer) conditions(e *service.Endpoint) string {
-	text := "not ready"
-	switch {
-	case e.Share == service.NoShare:
-		text = "left out, because it does not answer this node"
-	case e.Terminating && e.Serving:
-		text = "terminating, and still serves"
-	case e.Terminating:
-		text = "terminating, and no longer serves"
-	case e.Ready:
-		text = "ready"
+	switch e.Node {
+	case "":
+		return e.State() + ", on an unknown node"
+	case x.snapshot().Node.Name:
+		return e.State() + ", on this node"
 	}
-	if e.Weight != 0 {
-		text += fmt.Sprintf(", of weight %d", e.Weight.Number())
-	}
-	switch {
-	case e.Node == "":
-		text += ", on an unknown node"
-	case e.Node == x.snapshot().Node.Name:
-		text += ", on this node"
-	default:
-		text += ", on node " + e.Node
-	}
-	return text
+	return e.State() + ", on node " + e.Node
 }
 
 // aboutEndpoint says what the objects tell of an endpoint of the port.
@@ -212,7 +181,8 @@ func (x *explainer) findConflicts() {
 	}
 	for name, conflicts := range x.facts.Objects.Conflicts.All() {
 		for _, claim := range claims {
-			if !conflicts.Has(claim) || claim.IsRange() &&
+			protection, lost := conflicts.Get(claim)
+			if !lost || claim.IsRange() &&
 				!x.facts.Objects.Services.At(name).Options.PortRanges.Of(protocol).Has(p.Dst.Port()) {
 				continue
 			}
@@ -220,27 +190,18 @@ func (x *explainer) findConflicts() {
 				x.omitted++
 				continue
 			}
-			protection := service.Protection("")
-			for c := range conflicts.All() {
-				if c.Claim == claim {
-					protection = c.Protected
-				}
-			}
 			x.sayConflict(name, claim, protection)
 		}
 	}
 }
 
 func (x *explainer) sayConflict(loser service.Name, claim service.Claim, protection service.Protection) {
-	if protection != "" {
-		x.cause("Service %s asks for %s and does not get it: %s", loser, claim, protection)
-		x.remedy("give Service %s another address or port", loser)
-		return
+	owner, since, or := x.facts.Objects.Owners.Over(loser, claim), "", ""
+	if protection == "" {
+		since, or = ", since "+x.whyOwner(owner, loser, claim), " or "+string(owner)
 	}
-	owner := x.facts.Objects.Owners.Over(loser, claim)
-	x.cause("Service %s asks for %s too and does not get it: Service %s has it, since %s", loser, claim, owner,
-		x.whyOwner(owner, loser, claim))
-	x.remedy("give Service %s or %s another address or port", loser, owner)
+	x.cause("Service %s asks for %s and does not get it: %s%s", loser, claim, obstacle.Lost(owner, protection).Why, since)
+	x.remedy("give Service %s%s another address or port", loser, or)
 }
 
 // whyOwner says by which rule the one goes before the other (model/claims/right.go).
@@ -336,11 +297,11 @@ func (x *explainer) closedSources(by string) *service.ClosedSources {
 	return x.facts.Objects.ClosedSources.At(service.Name(by))
 }
 
-// rangesText lists the ranges of a chain of source ranges.
+// rangesText lists the ranges of a chain of source ranges; it is empty if there is none of this family.
 func (x *explainer) rangesText(chain string) string {
 	set := x.contents.Sets[ruleset.SourceSet(chain)]
-	if set == nil || len(set.Elements) == 0 {
-		return "no address of this family"
+	if set == nil {
+		return ""
 	}
 	return x.elementsText(set)
 }

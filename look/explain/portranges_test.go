@@ -29,12 +29,12 @@ service other/late created 2026-01-03T00:00:00Z
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
 	pod := "veth0 10.244.0.8:1000 -> "
 	w.says(pod+"10.244.1.6:9000/tcp", explain.Untouched,
-		"Service other/grab asks for any port range of 10.244.1.6/tcp and does not get it: an endpoint of Service "+
-			"ns/draining has the address")
+		"Service other/grab asks for any port range of 10.244.1.6/tcp and does not get it: it is protected (an endpoint of "+
+			"Service ns/draining has the address)")
 	w.says(pod+"10.96.0.2:9000/tcp", explain.Refused, "Service other/grab asks for any port range of 10.96.0.2/tcp and "+
-		"does not get it: the cluster IP of Service ns/hinted")
+		"does not get it: it is protected (the cluster IP of Service ns/hinted)")
 	w.says(pod+"198.51.100.21:9000/tcp", explain.Endpoint, "Service other/late asks for any port range of "+
-		"198.51.100.21/tcp too and does not get it: Service other/grab has it, since it is older")
+		"198.51.100.21/tcp and does not get it: it belongs to Service other/grab, since it is older")
 	for _, packet := range []string{"10.244.1.6:9101/tcp", "10.244.1.6:9000/udp"} {
 		if e := w.ask(pod + packet); strings.Contains(e.Text(true), "asks for") {
 			t.Errorf("%s: %s", packet, e.Text(true))

@@ -37,7 +37,7 @@ func TestClosedSourceRanges(t *testing.T) {
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.1:80/tcp", explain.Dropped, "Service ns/younger: no client is let in",
 		"--nftproxy-max-source-lists")
 	w.says("eth0 192.0.2.1:1000 -> 198.51.100.0:80/tcp", explain.Dropped,
-		"admit 203.0.113.0/24, and 192.0.2.1 is not among them")
+		"let in only 203.0.113.0/24, and 192.0.2.1 is not among them")
 }
 
 // TestSourceRangesByAnnotation: the explanation names the field that keeps the client out, at each way in.
@@ -72,13 +72,13 @@ service ns/both created 2026-01-01T00:00:00Z
 			field, both = annotation, "loadBalancerSourceRanges and the "+annotation
 		}
 		w.says("eth0 192.0.2.1:1000 -> 198.51.100.18:80/tcp", explain.Dropped, "\n  the "+field+" of Service ns/direct "+
-			"admit 203.0.113.0/24, and 192.0.2.1 is not among them", "do not restrict cluster IPs")
+			"let in only 203.0.113.0/24, and 192.0.2.1 is not among them", "do not restrict cluster IPs")
 		w.says("eth0 192.0.2.1:1000 -> 198.51.100.8:80/tcp", explain.Dropped, "\n  the "+field+
-			" of Service ns/direct admit 203.0.113.0/24", "\n  add the client's range to the "+field+" of ns/direct, or")
+			" of Service ns/direct let in only 203.0.113.0/24", "\n  add the client's range to the "+field+" of ns/direct, or")
 		w.says("eth0 192.0.2.1:1000 -> 198.51.100.28:80/tcp", explain.Dropped,
-			"the "+both+" of Service ns/both admit 203.0.113.0/25")
+			"the "+both+" of Service ns/both let in only 203.0.113.0/25")
 		w.says("eth0 192.0.2.1:1000 -> 192.168.0.2:30088/tcp", explain.Dropped, "the "+annotation+" of Service ns/direct "+
-			"admit 203.0.113.0/24, and 192.0.2.1 is not among them")
+			"let in only 203.0.113.0/24, and 192.0.2.1 is not among them")
 		w.says("node 192.168.0.2:1000 -> 192.168.0.2:30088/tcp", explain.Dropped, "192.168.0.2 is not among them")
 		w.says("eth0 203.0.113.200:1000 -> 192.168.0.2:30088/tcp", explain.Endpoint, "10.244.0.5:80")
 	}

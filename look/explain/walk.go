@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -192,7 +193,7 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 
 func (x *explainer) whyMarkAll(s *nft.Step) string {
 	if x.failsOver() {
-		return "the Service asks for " + service.OptionPrefix + "external-failover: cluster, and no endpoint is on this node"
+		return "the Service's " + obstacle.FailedOver
 	}
 	if x.isExternal(s) {
 		return "the Service's externalTrafficPolicy is Cluster: every connection to an external address or node port is " +

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 )
@@ -74,35 +75,18 @@ type FrontendRow struct {
 	Chains []string `json:"chains"`
 }
 
-// Obstacle is one thing that refuses or drops connections to a Service.
+// Obstacle is one thing that refuses or drops connections to a Service (package obstacle).
 type Obstacle struct {
 	// Kind is no-endpoints, no-local-endpoints, source-ranges, others-source-ranges or
 	// conflict.
 	Kind string `json:"kind"`
 	// Effect is refused, dropped, passed or not-served.
-	Effect string `json:"effect"`
+	Effect obstacle.Effect `json:"effect"`
 	// Frontends are those that it stands before.
 	Frontends []string `json:"frontends"`
 	// Text says it in a sentence.
 	Text string `json:"text"`
 }
-
-// The kinds of obstacles.
-const (
-	NoEndpoints        = "no-endpoints"
-	NoLocalEndpoints   = "no-local-endpoints"
-	SourceRanges       = "source-ranges"
-	OthersSourceRanges = "others-source-ranges"
-	Conflict           = "conflict"
-)
-
-// The effects of obstacles.
-const (
-	Refused   = "refused"
-	Dropped   = "dropped"
-	Passed    = "passed"
-	NotServed = "not-served"
-)
 
 // ServiceRows returns the selected Services, by namespace and name.
 func (t *Tables) ServiceRows(s Selection) []ServiceRow {
@@ -173,83 +157,41 @@ func rangesOf(f *ruleset.Frontend) []netip.Prefix {
 	return append([]netip.Prefix{}, ranges...)
 }
 
-// obstacles finds the obstacles of a Service. Those of the same kind and cause are one.
+// obstacles finds the obstacles of a Service. Equal ones are one. A node port may stand in both families.
 func obstacles(s *ruleset.Served) []Obstacle {
-	list := obstacleList{of: []Obstacle{}, at: map[string]int{}, seen: map[[2]string]bool{}}
+	type place struct {
+		obstacle.Obstacle
+		frontend string
+	}
+	list, at, seen := []Obstacle{}, map[obstacle.Obstacle]int{}, map[place]bool{}
+	add := func(o obstacle.Obstacle, before service.Claim) {
+		i, known := at[o]
+		if !known {
+			i, list = len(list), append(list, Obstacle{Kind: o.Kind.String(), Effect: o.Effect, Text: o.String()})
+			at[o] = i
+		}
+		if p := (place{o, before.String()}); !seen[p] {
+			seen[p], list[i].Frontends = true, append(list[i].Frontends, p.frontend)
+		}
+	}
 	for i := range s.Ports {
 		for j := range s.Ports[i].Frontends {
-			list.addFrontend(s.Service, &s.Ports[i].Frontends[j])
+			f := &s.Ports[i].Frontends[j]
+			if o, stops := f.Fate.Obstacle(); stops {
+				add(o, f.Claim())
+			}
+			if f.Sources != nil {
+				add(obstacle.Fenced(s.Service.Name, f.SourcesOf, some(texts(rangesOf(f))), f.Family), f.Claim())
+			}
 		}
 	}
 	for _, lost := range s.Lost {
-		list.addLost(lost)
+		add(obstacle.Lost(lost.Owner, ""), lost.Claim)
 	}
-	for i := range list.of {
-		o := &list.of[i]
-		o.Text = fmt.Sprintf("%s: %s", some(o.Frontends), o.Text)
+	for i := range list {
+		list[i].Text = fmt.Sprintf("%s: %s", some(list[i].Frontends), list[i].Text)
 	}
-	return list.of
-}
-
-// obstacleList collects obstacles. at has the index of each text. seen has the texts with
-// their frontends: a node port may stand in both families.
-type obstacleList struct {
-	of   []Obstacle
-	at   map[string]int
-	seen map[[2]string]bool
-}
-
-func (l *obstacleList) add(kind, effect, text, frontend string) {
-	if l.seen[[2]string{text, frontend}] {
-		return
-	}
-	l.seen[[2]string{text, frontend}] = true
-	i, found := l.at[text]
-	if !found {
-		i = len(l.of)
-		l.at[text] = i
-		l.of = append(l.of, Obstacle{Kind: kind, Effect: effect, Text: text})
-	}
-	l.of[i].Frontends = append(l.of[i].Frontends, frontend)
-}
-
-func (l *obstacleList) addFrontend(svc *service.Service, f *ruleset.Frontend) {
-	at := f.Claim().String()
-	switch f.Fate {
-	case ruleset.Refused:
-		l.add(NoEndpoints, Refused, "no endpoints, so connections are refused", at)
-	case ruleset.Dropped:
-		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections are dropped", at)
-	case ruleset.Passed:
-		l.add(NoEndpoints, Passed, "no endpoints, and external-failover is pass, so connections are left to routing", at)
-	case ruleset.PassedOutside:
-		l.add(NoLocalEndpoints, Passed, "no endpoint on this node, and external-failover is pass, so connections from "+
-			"outside of the cluster are left to routing", at)
-	case ruleset.DroppedOutside:
-		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections from outside "+
-			"of the cluster are dropped", at)
-	}
-	if f.Sources == nil {
-		return
-	}
-	kind, ranges := SourceRanges, "the source ranges"
-	if f.SourcesOf != svc.Name {
-		kind, ranges = OthersSourceRanges, fmt.Sprintf("the source ranges of %s", f.SourcesOf)
-	}
-	list := rangesOf(f)
-	if len(list) == 0 {
-		l.add(kind, Dropped, fmt.Sprintf("no client gets in, since %s have none of %s", ranges, f.Family.Name()), at)
-		return
-	}
-	l.add(kind, Dropped, fmt.Sprintf("%s let in only %s; other clients are dropped", ranges, some(texts(list))), at)
-}
-
-func (l *obstacleList) addLost(lost ruleset.LostClaim) {
-	if lost.Owner == "" {
-		l.add(Conflict, NotServed, "not served: it is protected, or the kernel refused it", lost.Claim.String())
-		return
-	}
-	l.add(Conflict, NotServed, "not served: it belongs to "+string(lost.Owner), lost.Claim.String())
+	return list
 }
 
 // some joins the first few texts of a list, and counts the others.

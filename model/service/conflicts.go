@@ -59,11 +59,16 @@ func (c *Conflicts) all() (none treap.Map[ClaimKey, Protection]) {
 
 // Has reports whether the claim is a conflict; a nil receiver has none.
 func (c *Conflicts) Has(claim Claim) bool {
-	if c == nil { // nearly always, and without the key
-		return false
-	}
-	_, found := c.byClaim.Get(claim.Key())
+	_, found := c.Get(claim)
 	return found
+}
+
+// Get returns the protection of the claim, if that is a conflict (Conflict.Protected).
+func (c *Conflicts) Get(claim Claim) (protected Protection, found bool) {
+	if c == nil { // nearly always, and without the key
+		return "", false
+	}
+	return c.byClaim.Get(claim.Key())
 }
 
 // Edit returns the conflicts after sorted edits: the same ones if nothing changes, and nil if there are none.

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -68,6 +69,25 @@ func (e *Endpoint) TakesNew() bool {
 // Serves says that the endpoint answers what comes to it. One that terminates may do so, although new connections go
 // elsewhere.
 func (e *Endpoint) Serves() bool { return e.Share != NoShare && (e.Ready || e.Serving) }
+
+// State says in words what the endpoint's conditions, weight and share mean.
+func (e *Endpoint) State() string {
+	text := "not ready"
+	switch {
+	case e.Share == NoShare:
+		text = "left out, because it does not answer this node"
+	case e.Terminating && e.Serving:
+		text = "terminating, and still serves"
+	case e.Terminating:
+		text = "terminating, and no longer serves"
+	case e.Ready:
+		text = "ready"
+	}
+	if e.Weight != 0 {
+		text += fmt.Sprintf(", of weight %d", e.Weight.Number())
+	}
+	return text
+}
 
 // Count counts the endpoints of one family in all states. IPv4 sorts first.
 func (p *Port) Count(family ip.Family) int {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -42,6 +43,24 @@ type Snapshot struct {
 	UnservedRanges treap.Map[Name, *UnservedRanges]
 	// Adjustments says which endpoints in Services have less than their weight, since when, and why.
 	Adjustments Adjustments
+}
+
+// Bounds says in sentences what the service asks for beyond bounds, and does not get.
+func (s *Snapshot) Bounds(name Name) []string {
+	var texts []string
+	if left, ok := s.LeftOut.Get(name); ok {
+		texts = append(texts, left.String())
+	}
+	if without, ok := s.WithoutAffinity.Get(name); ok {
+		texts = append(texts, without.String())
+	}
+	if closed, ok := s.ClosedSources.Get(name); ok {
+		texts = append(texts, closed.String())
+	}
+	if unserved, ok := s.UnservedRanges.Get(name); ok {
+		texts = append(texts, unserved.String())
+	}
+	return texts
 }
 
 // Claim is the right to something that only one service can have: an address with
@@ -91,6 +110,20 @@ func (s *Service) Addresses() []netip.Addr {
 	}
 	all := slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs)
 	return distinct(slices.DeleteFunc(all, func(a netip.Addr) bool { return !s.InFamily(ip.Of(a)) }))
+}
+
+// ClaimsOf yields the claims by which a port is reached in one family: at addresses, and the one on its node port.
+func (s *Service) ClaimsOf(p *Port, family ip.Family) iter.Seq[Claim] {
+	return func(yield func(Claim) bool) {
+		for _, a := range s.Addresses() {
+			if family.Has(a) && !yield(Claim{a, p.Protocol, p.Port}) {
+				return
+			}
+		}
+		if p.NodePort != 0 && s.InFamily(family) {
+			yield(NodePortClaim(family, p))
+		}
+	}
 }
 
 // distinct drops duplicates and keeps the order, in place. A service may have tens of

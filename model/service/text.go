@@ -52,17 +52,8 @@ func (s Snapshot) String() string {
 				fmt.Fprintf(&b, "  # %s is restricted by %s\n", r.Claim, r.By)
 			}
 		}
-		if left, ok := s.LeftOut.Get(name); ok {
-			fmt.Fprintf(&b, "  # %s\n", left)
-		}
-		if without, ok := s.WithoutAffinity.Get(name); ok {
-			fmt.Fprintf(&b, "  # %s\n", without)
-		}
-		if closed, ok := s.ClosedSources.Get(name); ok {
-			fmt.Fprintf(&b, "  # %s\n", closed)
-		}
-		if unserved, ok := s.UnservedRanges.Get(name); ok {
-			fmt.Fprintf(&b, "  # %s\n", unserved)
+		for _, text := range s.Bounds(name) {
+			fmt.Fprintf(&b, "  # %s\n", text)
 		}
 	}
 	for _, other := range s.Others.All() {

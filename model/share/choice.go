@@ -127,6 +127,9 @@ type Counts struct {
 	Cluster, Local int
 }
 
+// Anywhere says whether any endpoint serves, as Choice.Anywhere.
+func (n Counts) Anywhere() bool { return n.Ready+n.Draining > 0 }
+
 // Count counts the endpoints that Choose would choose. It visits each endpoint and builds no list.
 func Count(s *service.Service, p *service.Port, node *service.Node, family ip.Family) Counts {
 	at := place{node, family}

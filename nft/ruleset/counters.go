@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 	"nftproxy/nft"
@@ -27,21 +26,16 @@ type CounterPlace struct {
 // one, and there may be no element.
 func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 	var places []CounterPlace
-	access := byAddress()
-	if p.IsRange() {
-		access = byRange()
-	}
-	for _, a := range svc.Addresses() {
-		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
-		places = append(places, CounterPlace{ip.Of(a), claim, access.verdicts, claimValue(claim), access})
-	}
-	if p.NodePort == 0 {
-		return places
-	}
 	for _, f := range nft.Families() {
-		if svc.InFamily(f) {
-			claim := service.NodePortClaim(f, p)
-			places = append(places, CounterPlace{f, claim, nodePorts, claimValue(claim), byNodePort()})
+		for claim := range svc.ClaimsOf(p, f) {
+			access := byAddress()
+			switch {
+			case claim.Addr.IsUnspecified():
+				access = byNodePort()
+			case claim.IsRange():
+				access = byRange()
+			}
+			places = append(places, CounterPlace{f, claim, access.verdicts, claimValue(claim), access})
 		}
 	}
 	return places

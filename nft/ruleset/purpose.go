@@ -154,7 +154,8 @@ func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.C
 
 // ServesAnywhere reports whether a frontend's verdict leads to endpoints of all nodes.
 func ServesAnywhere(v nft.Verdict) bool {
-	return strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(v.Chain, nodePortPrefix), rangePrefix), "endpoints-")
+	shared, ok := parseShared(v.Chain)
+	return ok && shared.masquerade != masqueradeNone
 }
 
 // InServiceCIDR reports whether a table drops packets to the address if no Service has it.

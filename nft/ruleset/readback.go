@@ -27,9 +27,9 @@ import (
 //	names of ports                     comments in services and node-ports
 //	endpoints that get connections     the maps of endpoints
 //	external policy                    verdicts that lead to external-local, or accept
-//	session affinity, its time-out     names of the chains learn-...
-//	balance of new connections         names of the chains endpoints-N-by-...
-//	time-outs of TCP and UDP           names of the chains endpoints-N-udp-... and endpoints-N-tcp-...
+//	session affinity, its time-out     names of shared chains (parseShared)
+//	balance of new connections         the same
+//	time-outs of TCP and UDP           the same
 //	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted and node-ports-restricted
 //	conflicts (without the owner)      keys that the Service would have, and does not
 //	ServiceCIDRs                       rules of postrouting

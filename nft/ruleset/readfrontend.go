@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -38,14 +38,6 @@ type servedFrontend struct {
 	balance service.Balance
 	// timeouts are those that connections get.
 	timeouts service.Timeouts
-	// dropped says that there are endpoints, but none on the node. refused says that
-	// there are no endpoints.
-	dropped, refused bool
-	// failover is what happens to outsiders without an endpoint on the node, as far as the
-	// tables show it. passed says that there are no endpoints, and all packets are left to
-	// routing.
-	failover service.Failover
-	passed   bool
 	// localOnly says that clients are remembered in the list of endpoints on the node.
 	localOnly bool
 	// reader has the elements of the frontend, by key.
@@ -90,15 +82,12 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	f := &servedFrontend{Frontend: Frontend{Family: r.family}, commentCut: isCut(element.Comment), reader: r,
 		key: element.Key}
 	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
-	key := fieldReader{element.Key, r.family}
-	if r.key[0] == nft.Daddr {
-		f.Addr = key.addr()
+	claim := r.claimOf(r.family, element.Key)
+	if f.Protocol, f.Port = claim.Protocol, claim.Port; r.key[0] == nft.Daddr {
+		f.Addr = claim.Addr
 	}
-	f.Protocol = key.protocol()
 	if r.keepsPort {
 		f.Ranges = readRangeList(r.contents, r.element(portRanges, element.Key).Verdict.Chain)
-	} else {
-		f.Port = key.port()
 	}
 	verdict := element.Verdict
 	if sources, restricted := r.sources[strings.TrimPrefix(verdict.Chain, r.chainPrefix)]; restricted {
@@ -110,23 +99,16 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 		}
 	}
 	f.external = verdict.Chain == r.externalChain
-	f.passed = verdict.Code == nft.Accept
-	switch outside := r.element(r.localVerdicts, element.Key).Verdict; {
-	case f.passed, f.external && outside.Code == nft.Accept:
-		f.failover = service.FailoverPass
-	case f.external && outside.Chain != "" && len(r.local[element.Key].targets) == 0:
-		f.failover = service.FailoverCluster
-	}
-	// earlier versions dropped here
-	f.dropped = verdict.Code == nft.Drop || verdict.Chain == r.refusalChain(NoLocalEndpoints)
-	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
-	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)
-	if !f.dropped && !f.refused {
+	f.Fate = r.fate(verdict, element.Key)
+	shared, _ := parseShared(verdict.Chain)
+	f.localOnly = shared.lists == localList
+	if f.Fate != obstacle.Dropped && f.Fate != obstacle.Refused {
 		cluster, local := r.cluster[element.Key], r.local[element.Key]
 		chains := []string{verdict.Chain, r.element(r.clusterVerdicts, element.Key).Verdict.Chain,
 			r.element(r.localVerdicts, element.Key).Verdict.Chain}
 		for _, chain := range chains {
-			f.balance, f.timeouts = cmp.Or(f.balance, balanceOf(chain)), cmp.Or(f.timeouts, timeoutsOf(chain))
+			shared, _ := parseShared(chain)
+			f.balance, f.timeouts = cmp.Or(f.balance, shared.balance), cmp.Or(f.timeouts, shared.timeouts)
 		}
 		if f.balance != service.ByRandom {
 			cluster.forgetEven()
@@ -134,41 +116,48 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 		}
 		f.Cluster, f.ClusterSlots, f.Local, f.LocalSlots = cluster.targets, cluster.slots, local.targets, local.slots
 	}
-	f.Affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)
+	learner, _ := parseShared(r.element(r.learners, element.Key).Verdict.Chain)
+	f.Affinity, f.servicePort = learner.learn, numberOf(learner.clients)
 	if !f.IsNodePort() {
 		f.servicePort = f.Port
 	}
 	return f
 }
 
-// kindOfChain is the name of a shared chain without the name of its clients, which may
-// contain anything.
-func kindOfChain(chain string) string {
-	kind, _, _ := strings.Cut(chain, "affinity")
-	return kind
+// fate reads what happens to the frontend's connections from its verdict, and from that for clients outside.
+func (r *frontendReader) fate(verdict nft.Verdict, key nft.Value) obstacle.Fate {
+	outside := r.element(r.localVerdicts, key).Verdict
+	switch {
+	case verdict.Code == nft.Accept:
+		return obstacle.Passed
+	case verdict.Code == nft.Drop, verdict.Chain == r.refusalChain(NoLocalEndpoints): // earlier versions dropped here
+		return obstacle.Dropped
+	case verdict.Chain == refuse, verdict.Chain == r.refusalChain(NoEndpoints):
+		return obstacle.Refused
+	case verdict.Chain != r.externalChain, len(r.local[key].targets) > 0, outside.Chain != "":
+		return obstacle.Served
+	case outside.Code == nft.Accept:
+		return obstacle.PassedOutside
+	}
+	return obstacle.DroppedOutside
 }
 
-// balanceOf reads from the name of a shared chain how packets draw.
-func balanceOf(chain string) service.Balance {
-	for _, b := range []service.Balance{service.ByClient, service.ByFlow} {
-		if strings.Contains(kindOfChain(chain), "-by-"+b.String()) {
-			return b
-		}
+// failover is what the Service asks for where the node has no endpoint for clients outside, as far as the frontend
+// shows it.
+func (f *servedFrontend) failover() service.Failover {
+	switch {
+	case f.Fate == obstacle.Passed, f.Fate == obstacle.PassedOutside:
+		return service.FailoverPass
+	case f.external && f.Fate == obstacle.Served && len(f.Local) == 0:
+		return service.FailoverCluster
 	}
-	return service.ByRandom
+	return service.FailoverDrop
 }
 
-// parseLearner reads the name of a chain that remembers clients: for how long, 0 for
-// another chain, and of which port of the Service, 0 if the name was cut.
-func parseLearner(chain string) (timeout time.Duration, port uint16) {
-	_, rest, _ := strings.Cut(chain, "learn-")
-	seconds, of, _ := strings.Cut(rest, "-")
-	n, _ := strconv.Atoi(seconds)
-	for _, lists := range []clientList{localList, clusterList | localList} {
-		of = strings.TrimSuffix(of, lists.suffix())
-	}
-	number, _ := strconv.ParseUint(of[strings.LastIndexByte(of, '/')+1:], 10, 16)
-	return time.Duration(n) * time.Second, uint16(number)
+// numberOf is the port of a Service by the name of its clients (clientsOf), 0 if that was cut.
+func numberOf(of clients) uint16 {
+	n, _ := strconv.ParseUint(of.name[strings.LastIndexByte(of.name, '/')+1:], 10, 16)
+	return uint16(n)
 }
 
 func (r *frontendReader) element(set string, key nft.Value) nft.Element {

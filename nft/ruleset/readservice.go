@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 	"nftproxy/nft"
@@ -106,8 +107,8 @@ func (s *servedService) service(r *readback) *service.Service {
 	s.setAddresses(svc)
 	s.setFirewall(svc, r.node)
 	for f := range s.frontends() {
-		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.passed)
-		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover)
+		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.Fate == obstacle.Passed)
+		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover())
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.Affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
 		svc.Options.SetTimeouts(f.timeouts)
@@ -339,7 +340,7 @@ func (s *servedService) internalPolicy(svc *service.Service) service.TrafficPoli
 // apart, or has other endpoints than the other addresses. Only internal policy Local does
 // so.
 func (in portInFamily) showsInternalLocal() bool {
-	return in.internal != nil && (in.internal.dropped || in.internal.localOnly ||
+	return in.internal != nil && (in.internal.Fate == obstacle.Dropped || in.internal.localOnly ||
 		in.external != nil && !slices.Equal(in.internal.Cluster, in.external.Cluster))
 }
 

@@ -2,12 +2,12 @@ package ruleset
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -43,22 +43,6 @@ type LostClaim struct {
 	Owner service.Name
 }
 
-// Fate is what happens to connections to a frontend.
-type Fate string
-
-// The fates. DroppedOutside drops connections from outside of the cluster only: the
-// external traffic policy is Local, and no endpoint is on the node. PassedOutside leaves them to
-// routing, as the Service asks by service.FailoverPass. Passed does so with all connections, since there
-// is no endpoint at all.
-const (
-	Translated     Fate = "served"
-	Refused        Fate = "refused"
-	Dropped        Fate = "dropped"
-	DroppedOutside Fate = "dropped-outside"
-	Passed         Fate = "passed"
-	PassedOutside  Fate = "passed-outside"
-)
-
 // Frontend is an address, protocol and port, or a node port, as a table serves it.
 type Frontend struct {
 	Family nft.Family
@@ -70,7 +54,7 @@ type Frontend struct {
 	Ranges service.PortRanges
 	// ClusterIP says that Addr is a cluster IP of the Service.
 	ClusterIP bool
-	Fate      Fate
+	Fate      obstacle.Fate
 	// Sources are the only clients that may reach the frontend; nil admits all.
 	// SourcesOf is the Service whose ranges they are.
 	Sources   *service.Sources
@@ -113,11 +97,11 @@ type ClientMap struct {
 func ReadServed(m *nft.Model, table string, node *service.Node) (service.Snapshot, []Served) {
 	snapshot, r := readTables(m, table, node)
 	all := make([]Served, 0, len(r.services))
-	for _, name := range slices.Sorted(maps.Keys(r.services)) {
+	for name, svc := range snapshot.Services.All() {
 		s := r.services[name]
-		served := Served{Service: snapshot.Services.At(name), ClusterIPs: slices.Concat(s.clusterIPs[0], s.clusterIPs[1])}
+		served := Served{Service: svc, ClusterIPs: slices.Concat(s.clusterIPs[0], s.clusterIPs[1])}
 		for i, p := range s.ports {
-			served.Ports = append(served.Ports, p.served(served.Service, i))
+			served.Ports = append(served.Ports, p.served(svc, i))
 		}
 		for c := range snapshot.Conflicts.At(name).All() {
 			served.Lost = append(served.Lost, LostClaim{c.Claim, r.owners[c.Claim]})
@@ -160,22 +144,8 @@ func (f *Frontend) kind() int {
 
 func (f *servedFrontend) exported(svc *service.Service) Frontend {
 	e := f.Frontend
-	e.ClusterIP, e.Fate, e.Split, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), Translated,
-		f.external, f.chains()
-	switch {
-	case f.dropped:
-		e.Fate = Dropped
-	case f.refused:
-		e.Fate = Refused
-	case f.passed:
-		e.Fate = Passed
-	case f.failover == service.FailoverPass:
-		e.Fate = PassedOutside
-	case f.failover == service.FailoverCluster:
-		e.Split = false
-	case f.external && len(f.Local) == 0:
-		e.Fate = DroppedOutside
-	}
+	e.ClusterIP, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), f.chains()
+	e.Split = f.external && f.failover() != service.FailoverCluster
 	if f.restricted {
 		e.SourcesOf = svc.Name
 		if !f.restrictedByItself() {
@@ -278,14 +248,12 @@ func KindOfChain(c *nft.Chain) ChainKind {
 			return RefuseChain
 		}
 	}
-	name := strings.TrimPrefix(strings.TrimPrefix(c.Name, nodePortPrefix), rangePrefix)
-	kind := kindOfChain(name)
-	switch {
-	case strings.HasPrefix(kind, "learn-"):
-		return LearnChain
-	case !strings.HasPrefix(strings.TrimPrefix(kind, "local-"), "endpoints-"):
+	switch shared, ok := parseShared(c.Name); {
+	case !ok:
 		return ForeignChain
-	case kind != name:
+	case shared.learn > 0:
+		return LearnChain
+	case shared.clients != clients{}:
 		return AffinityChain
 	}
 	return EndpointsChain

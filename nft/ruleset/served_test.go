@@ -11,14 +11,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
 )
 
 // TestServedAgainstInterpreter: what ReadServed says of each frontend is what the
-// interpreter does with packets from outside and from the node.
+// interpreter does with packets from outside and from the node, and what follows from the policies of its Service.
 func TestServedAgainstInterpreter(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 200, func(t *testing.T, rng *rand.Rand) {
@@ -26,11 +28,18 @@ func TestServedAgainstInterpreter(t *testing.T) {
 		node := gen.Node(rng)
 		s := build(node, gen.Services(rng, &node), gen.ServiceCIDRs(rng)...)
 		m := ruleset.Compile(cfg, s).Model()
-		_, all := ruleset.ReadServed(m, cfg.Table, s.Node)
+		snapshot, all := ruleset.ReadServed(m, cfg.Table, s.Node)
 		for i := range all {
 			for _, p := range all[i].Ports {
 				for j := range p.Frontends {
-					checkFrontend(t, &checkedFrontend{&p.Frontends[j], &cfg, s.Node, m}, seen)
+					f := &p.Frontends[j]
+					n := share.Count(all[i].Service, p.Port, snapshot.Node, f.Family)
+					fate := obstacle.FateAt(all[i].Service, f.Claim(), n.Anywhere(), n.Local > 0)
+					// Tables do not tell the endpoints of other nodes behind a cluster IP with policy Local.
+					if fate != f.Fate && (fate != obstacle.Refused || f.Fate != obstacle.Dropped) {
+						t.Errorf("%s is %s, and by the Service %s: %s", f.Claim(), f.Fate, fate, all[i].Service)
+					}
+					checkFrontend(t, &checkedFrontend{f, &cfg, s.Node, m}, seen)
 				}
 				for _, c := range p.Clients {
 					if !c.Set.Dynamic || m.Table(c.Table).Sets[c.Set.Name] == nil {
@@ -208,13 +217,13 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 	}
 	list := f.Cluster
 	switch {
-	case f.Fate == ruleset.Refused && f.Protocol == service.TCP:
+	case f.Fate == obstacle.Refused && f.Protocol == service.TCP:
 		return []string{"reset"}
-	case f.Fate == ruleset.Refused:
+	case f.Fate == obstacle.Refused:
 		return []string{"unreachable"}
-	case f.Fate == ruleset.Dropped, f.Fate == ruleset.DroppedOutside && !p.FromNode:
+	case f.Fate == obstacle.Dropped, f.Fate == obstacle.DroppedOutside && !p.FromNode:
 		return []string{"dropped"}
-	case f.Fate == ruleset.Passed, f.Fate == ruleset.PassedOutside && !p.FromNode:
+	case f.Fate == obstacle.Passed, f.Fate == obstacle.PassedOutside && !p.FromNode:
 		// What goes on untranslated to an address of Services leaves the node no more.
 		if c, to := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table}), p.Dst.Addr(); (ruleset.InServiceCIDR(c,
 			to) || ruleset.ClusterIPOwner(c, to) != "") && !isReachable(c, to) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -70,33 +71,44 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 	if c.svc.AffinityTimeout > 0 {
 		c.clients = clientsOf(c.svc.Name, p)
 	}
-	access := c.address
-	if c.ranged {
-		access = c.byRanges
-	}
-	for _, a := range c.svc.Addresses() {
-		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
-		if !c.family.Has(a) || c.conflicts.Has(claim) {
-			continue
-		}
-		f := frontend{access: access, verdicts: access.verdicts, at: claimValue(claim),
-			comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
-		if c.ranged {
-			c.serveRanges(f, p)
-		} else {
-			f = c.behindFirewall(f, claim)
-		}
-		c.addPing(a, f.verdicts == f.restricted, l)
-		if slices.Contains(c.svc.ClusterIPs, a) {
-			c.serveInternal(f, l)
-		} else {
-			c.serveExternal(f, l)
+	for claim := range c.svc.ClaimsOf(p, c.family) {
+		if !c.conflicts.Has(claim) {
+			c.serve(p, claim, l)
 		}
 	}
-	if claim := service.NodePortClaim(c.family, p); p.NodePort != 0 && !c.conflicts.Has(claim) {
-		f := frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p)),
-			failover: c.svc.FailoverAt(claim)}
-		c.serveExternal(c.behindFirewall(f, claim), l)
+}
+
+// serve adds the elements of a frontend of a port.
+func (c *serviceCompiler) serve(p *service.Port, claim service.Claim, l endpointLists) {
+	f := frontend{access: c.address, at: claimValue(claim), comment: comment(c.beforeID(claim.Addr) + c.svc.ID(p))}
+	switch {
+	case claim.Addr.IsUnspecified():
+		f.access = c.nodePort
+	case c.ranged:
+		f.access = c.byRanges
+	}
+	if f.verdicts = f.access.verdicts; c.ranged {
+		c.serveRanges(f, p)
+	} else {
+		f = c.behindFirewall(f, claim)
+	}
+	if f.access != c.nodePort {
+		c.addPing(claim.Addr, f.verdicts == f.restricted, l)
+	}
+	fate := obstacle.FateAt(c.svc, claim, l.anywhere, l.local.Len() > 0)
+	switch internal := slices.Contains(c.svc.ClusterIPs, claim.Addr); {
+	case fate == obstacle.Refused:
+		c.refuseAll(f, f.verdicts, NoEndpoints)
+	case fate == obstacle.Dropped:
+		c.refuseAll(f, f.verdicts, NoLocalEndpoints)
+	case fate == obstacle.Passed:
+		c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Accept})
+	case internal:
+		c.serveInternal(f, l)
+	case c.svc.ExternalPolicy == service.Cluster:
+		c.learnClients(f, c.addTargets(f, f.verdicts, l.cluster, masqueradeAll, clusterList))
+	default:
+		c.serveLocal(f, l, fate)
 	}
 }
 
@@ -118,8 +130,6 @@ type frontend struct {
 	comment string
 	// by names the service whose firewall stands before it, if verdicts is restricted.
 	by string
-	// failover is for connections from outside if the node has no endpoint for them.
-	failover service.Failover
 }
 
 // serveInternal serves a cluster IP.
@@ -128,10 +138,6 @@ func (c *serviceCompiler) serveInternal(f frontend, l endpointLists) {
 	if c.svc.InternalPolicy == service.Local {
 		targets, list = l.local, localList
 	}
-	if targets.Len() == 0 && l.anywhere {
-		c.refuseAll(f, f.verdicts, NoLocalEndpoints)
-		return
-	}
 	m := masqueradeOutsiders
 	if c.cfg.MasqueradeAll {
 		m = masqueradeAll
@@ -139,27 +145,19 @@ func (c *serviceCompiler) serveInternal(f frontend, l endpointLists) {
 	c.learnClients(f, c.addTargets(f, f.verdicts, targets, m, list))
 }
 
-// serveExternal serves an external address or a node port.
-func (c *serviceCompiler) serveExternal(f frontend, l endpointLists) {
-	if !l.anywhere && f.failover == service.FailoverPass {
-		c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Accept})
-		return
-	}
-	if c.svc.ExternalPolicy == service.Cluster || !l.anywhere {
-		c.learnClients(f, c.addTargets(f, f.verdicts, l.cluster, masqueradeAll, clusterList))
-		return
-	}
+// serveLocal serves an external address or a node port with policy Local.
+func (c *serviceCompiler) serveLocal(f frontend, l endpointLists, fate obstacle.Fate) {
 	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: f.externalChain})
 	remembered := c.addTargets(f, f.clusterVerdicts, l.cluster, masqueradeOutsiders, clusterList)
 	switch {
 	case l.local.Len() > 0:
 		remembered |= c.addTargets(f, f.localVerdicts, l.local, masqueradeNone, localList)
-	case f.failover == service.FailoverPass:
+	case fate == obstacle.PassedOutside:
 		c.addVerdict(f, f.localVerdicts, nft.Verdict{Code: nft.Accept})
-	case f.failover == service.FailoverCluster:
-		c.leadTo(f, f.localVerdicts, l.cluster, masqueradeAll, remembered)
-	default:
+	case fate == obstacle.DroppedOutside:
 		c.addRefusal(f, NoLocalEndpoints) // externalChain drops
+	default: // endpoints of other nodes serve
+		c.leadTo(f, f.localVerdicts, l.cluster, masqueradeAll, remembered)
 	}
 	c.learnClients(f, remembered)
 }
@@ -173,14 +171,10 @@ func (c *serviceCompiler) addVerdict(f frontend, vmap string, v nft.Verdict) {
 	c.elements = append(c.elements, nft.Element{Set: vmap, Key: f.at, Verdict: v, Comment: text})
 }
 
-// addTargets leads the frontend to the shared chain for the targets, and to refusal
-// without targets. It returns the list if its clients are to be remembered, else none.
+// addTargets leads the frontend to the shared chain for the targets. It returns the list if its clients are to be
+// remembered, else none.
 func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList, m masquerading,
 	list clientList) clientList {
-	if targets.Len() == 0 {
-		c.refuseAll(f, vmap, NoEndpoints)
-		return 0
-	}
 	if c.clients == (clients{}) {
 		list = 0
 	} else {

@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"nftproxy/model/service"
@@ -27,7 +28,7 @@ const (
 // never masquerade.
 type sharedChain struct {
 	access *access
-	// slots is the number of elements of the list, usually one for each endpoint. 0 refuses.
+	// slots is the number of elements of the list, usually one for each endpoint.
 	slots      int
 	masquerade masquerading
 	// balance says how a packet draws one of them.
@@ -49,8 +50,6 @@ func (s sharedChain) name() string {
 	switch {
 	case s.learn > 0:
 		return fmt.Sprintf("%slearn-%d-%s%s", name, s.learn/time.Second, s.clients.name, s.lists.suffix())
-	case s.slots == 0:
-		return s.access.refusalChain(NoEndpoints)
 	case s.masquerade == masqueradeNone:
 		name += "local-"
 	}
@@ -68,6 +67,53 @@ func (s sharedChain) name() string {
 		name += "-" + s.lists.mapName(s.clients)
 	}
 	return name
+}
+
+// parseShared reads a name: all that the chain depends on, but for its access and the protocol of its clients. ok is
+// false for the name of another chain.
+func parseShared(name string) (s sharedChain, ok bool) {
+	name = strings.TrimPrefix(strings.TrimPrefix(name, nodePortPrefix), rangePrefix)
+	if of, learns := strings.CutPrefix(name, "learn-"); learns {
+		seconds, of, _ := strings.Cut(of, "-")
+		n, err := strconv.Atoi(seconds)
+		s.learn, s.lists = time.Duration(n)*time.Second, clusterList
+		for _, lists := range []clientList{localList, clusterList | localList} {
+			if before, found := strings.CutSuffix(of, lists.suffix()); found && s.lists == clusterList {
+				s.lists, of = lists, before
+			}
+		}
+		s.clients.name = of
+		return s, err == nil && n > 0
+	}
+	if kind, of, remembers := strings.Cut(name, "-affinity-"); remembers {
+		s.clients.name, s.lists = of, clusterList
+		if name, remembers = strings.CutSuffix(kind, "-local"); remembers {
+			s.lists = localList
+		}
+	}
+	if name, ok = strings.CutPrefix(name, "local-"); ok {
+		s.masquerade = masqueradeNone
+	}
+	words := strings.Split(name, "-")
+	if len(words) < 2 || words[0] != "endpoints" {
+		return s, false
+	}
+	s.slots, _ = strconv.Atoi(words[1])
+	if words = words[2:]; len(words) > 1 && words[0] == "by" {
+		for _, b := range []service.Balance{service.ByClient, service.ByFlow} {
+			if words[1] == b.String() {
+				s.balance = b
+			}
+		}
+		words = words[2:]
+	}
+	if len(words) > 0 && words[0] == "masquerade" {
+		s.masquerade, words = masqueradeAll, words[1:]
+	}
+	if len(words) > 0 {
+		s.timeouts = service.ParseTimeouts(strings.Join(words, "-"))
+	}
+	return s, true
 }
 
 // next is the chain that this one sends connections on to, if there is one.
