@@ -113,12 +113,48 @@ func TestExplainPath(t *testing.T) {
 	w.wantExplained("loose", "--from 10.244.1.9@veth0 "+service, 0)
 	sysctl("net.ipv4.conf.veth0.rp_filter", "0")
 
-	// The mark of other programs is not known.
-	byMark := netlink.NewRule()
-	byMark.Mark, byMark.Table, byMark.Priority = 7, table, 10
-	w.must(h.RuleAdd(byMark))
-	w.wantExplained("a rule by mark", ask, 0, "not known: the packet's mark by other programs")
-	w.must(h.RuleDel(byMark))
+	// A table by the endpoint's port, for the packet and for its answer.
+	blackhole := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Table: table,
+		Type: unix.RTN_BLACKHOLE}
+	w.must(h.RouteAdd(blackhole))
+	rule := func(change func(*netlink.Rule)) *netlink.Rule {
+		r := netlink.NewRule()
+		r.Table, r.Priority = table, 10
+		change(r)
+		w.must(h.RuleAdd(r))
+		return r
+	}
+	for end, change := range map[string]func(*netlink.Rule){
+		"10.244.0.3 for the packet": func(r *netlink.Rule) {
+			r.IPProto, r.Dport = unix.IPPROTO_TCP, netlink.NewRulePortRange(8080, 8080)
+		},
+		"10.244.0.2 for the answer": func(r *netlink.Rule) { r.Sport = netlink.NewRulePortRange(8000, 8100) },
+	} {
+		r := rule(change)
+		stopped("a rule by port", "the node has a route of type blackhole to "+end)
+		w.must(h.RuleDel(r))
+	}
+	other := rule(func(r *netlink.Rule) { r.IPProto, r.Dport = unix.IPPROTO_UDP, netlink.NewRulePortRange(8080, 8080) })
+	fine("a rule by another protocol")
+	w.must(h.RuleDel(other))
+
+	// What is not known of the packet.
+	for says, change := range map[string]func(*netlink.Rule){
+		"the packet's mark by other programs": func(r *netlink.Rule) { r.Mark = 7 },
+		"the client's port":                   func(r *netlink.Rule) { r.Sport = netlink.NewRulePortRange(7, 7) },
+		"the packet's type of service":        func(r *netlink.Rule) { r.Tos = 0x10 },
+		"the user of a process that sends it": func(r *netlink.Rule) { r.UIDRange = netlink.NewRuleUIDRange(7, 7) },
+	} {
+		r := rule(change)
+		w.wantExplained("a rule by "+says, ask, 0, "not known: "+says+", by which rules of routing go")
+		w.must(h.RuleDel(r))
+	}
+
+	// The route to an interface whose other end is down stays.
+	end, err := w.local.NS.Handle().LinkByName("eth0")
+	w.must(err)
+	w.must(w.local.NS.Handle().LinkSetDown(end))
+	stopped("no carrier", "the node cannot send the packet: its interface veth1 has no carrier")
 }
 
 // TestExplainNoHost: an endpoint that no host has is named once the kernel knows, and so are endpoints that are

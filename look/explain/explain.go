@@ -42,12 +42,12 @@ type Facts struct {
 	// Way says how packets of the node get to an address, such as "by eth0"; empty if the kernel knows no
 	// way. A nil Way says nothing about ways.
 	Way func(netip.Addr) string
-	// Hop says what the kernel does with a packet between two addresses that comes in by an interface, or that the node
-	// sends. ok is false where it cannot tell. masqueraded says that our rules mark it for that. A nil Hop says nothing
-	// about packets behind our rules.
-	Hop func(src, dst netip.Addr, in string, masqueraded bool) (h Hop, ok bool)
-	// ByMark says whether rules of routing go by packets' marks; nil if that is not known.
-	ByMark func(nft.Family) bool
+	// Hop says what the kernel does with a packet that comes in by an interface, or that the node sends. ok is false where
+	// it cannot tell. masqueraded says that our rules mark it for that. A nil Hop says nothing about packets behind our
+	// rules.
+	Hop func(p nft.Packet, masqueraded bool) (h Hop, ok bool)
+	// Unasked lists what rules of routing go by that Hop does not know, in words; nil if that is not known.
+	Unasked func(nft.Family) []string
 	// Ignored are the EndpointSlices by the objects that do not count, and why, as far as that is known.
 	Ignored []IgnoredSlice
 	// Problems says what cannot be used of a Service's objects; nil where no source of objects tells it.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"nftproxy/nft"
 )
 
 // Hop is what the kernel does with one packet at this node, apart from rules.
@@ -26,6 +28,8 @@ type Hop struct {
 	// send to the source, empty if there is no way.
 	ReversePath int
 	Back        string
+	// Dead says that nothing is at the other end of Device: it has no carrier.
+	Dead bool
 	// Neighbour says whether Next answers.
 	Neighbour Neighbour
 	// Bridge says that In is a bridge, and Seen that rules see what it forwards.
@@ -79,8 +83,11 @@ func (x *explainer) follow(e *Explanation) {
 	if len(unknown) > 0 {
 		x.note("not known: whether a host has %s, since the node has sent nothing there lately", listText(unknown))
 	}
-	if x.facts.ByMark != nil && x.facts.ByMark(x.family()) {
-		x.note("not known: the packet's mark by other programs, by which rules of routing go (ip rule)")
+	if x.facts.Unasked == nil {
+		return
+	}
+	for _, what := range x.facts.Unasked(x.family()) {
+		x.note("not known: %s, by which rules of routing go (ip rule)", what)
 	}
 }
 
@@ -88,7 +95,9 @@ func (x *explainer) follow(e *Explanation) {
 // or else the host on whose link nothing is known of it.
 func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
 	client, endpoint := x.question.Packet.Src.Addr(), t.addr.Addr()
-	there, ok := x.facts.Hop(client, endpoint, x.question.Packet.Input, t.Masqueraded)
+	packet := x.question.Packet
+	packet.Dst = t.addr
+	there, ok := x.facts.Hop(packet, t.Masqueraded)
 	if !ok {
 		return "", "", ""
 	}
@@ -114,7 +123,8 @@ func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
 		}
 		return "", "", unknown
 	}
-	back, ok := x.facts.Hop(endpoint, client, there.Device, false)
+	answer := nft.Packet{Src: t.addr, Dst: x.question.Packet.Src, Protocol: packet.Protocol, Input: there.Device}
+	back, ok := x.facts.Hop(answer, false)
 	if !ok {
 		return "", "", unknown
 	}
@@ -160,7 +170,12 @@ func (x *explainer) stopped(h *Hop, src, dst netip.Addr, what string) (why, reme
 				"net.ipv4.conf.%s.rp_filter=0; 2 takes a source to which there is any way", src, h.In, h.In)
 	case h.Refusal != "":
 		return fmt.Sprintf("the node has %s to %s for %s from %s %s", h.Refusal, dst, what, src, comes),
-			show + " and ip rule show what decides: a rule or table by the source, the interface or the mark counts, too"
+			show + " and ip rule show what decides: a rule or table by the source, the interface, the mark or port counts, " +
+				"too"
+	case h.Dead:
+		return fmt.Sprintf("the node cannot send %s: its interface %s has no carrier, as one whose other end is down", what,
+				h.Device),
+			fmt.Sprintf("ip link show dev %s shows it; the pod may have ended, or its network or a cable may be down", h.Device)
 	case h.Neighbour == NeighbourAbsent, h.Neighbour == NeighbourAsked:
 		host := "no host has the endpoint's address " + dst.String()
 		switch {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"nftproxy/look/explain"
+	"nftproxy/nft"
 )
 
 // TestPath: what is said of the way behind the rules, by what the kernel says of the packet and of its answer.
@@ -50,6 +51,8 @@ func TestPath(t *testing.T) {
 		}), back, true, "there is no way back to it (rp_filter is 2"},
 		// The kernel has several ways back.
 		"passed": {with(good, func(h *explain.Hop) { h.ReversePath, h.Back = 1, "eth0" }), back, false, ""},
+		"dead": {with(good, func(h *explain.Hop) { h.Dead, h.Neighbour = true, explain.NeighbourUnknown }), back, true,
+			"cannot send the packet: its interface veth5 has no carrier"},
 		"absent": {with(good, func(h *explain.Hop) { h.Neighbour = explain.NeighbourAbsent }), back, true,
 			"no host has the endpoint's address 10.244.0.5: nobody answers on the link of veth5"},
 		"asked": {with(good, func(h *explain.Hop) { h.Neighbour = explain.NeighbourAsked }), back, true,
@@ -72,12 +75,12 @@ func TestPath(t *testing.T) {
 		w := worldOf(t, "node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.2\n  port http tcp "+
 			"80\n    endpoint 10.244.0.5:80 node-1 ready serving\n")
 		w.facts.Way = func(netip.Addr) string { return "by veth9" }
-		w.facts.Hop = func(src, _ netip.Addr, in string, _ bool) (explain.Hop, bool) {
+		w.facts.Hop = func(p nft.Packet, _ bool) (explain.Hop, bool) {
 			h := c.there
-			if src == endpoint {
+			if p.Src.Addr() == endpoint {
 				h = c.back
 			}
-			h.In = in
+			h.In = p.Input
 			return h, true
 		}
 		e := w.ask("veth9 10.244.0.9:0 -> 10.96.0.2:80/tcp")

@@ -1,19 +1,24 @@
 package forwarding
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/ip"
 )
 
-// Packet is one that comes in by an interface, or that the node itself sends where In is empty.
+// Packet is one that comes in by an interface, or that the node itself sends where In is empty. A port of 0 is one that
+// is not known.
 type Packet struct {
-	Src, Dst netip.Addr
+	Src, Dst netip.AddrPort
+	Protocol uint8
 	In       string
 	Mark     uint32
 }
@@ -46,8 +51,14 @@ const (
 // Lookup asks the kernel for the way of a packet (RTM_GETROUTE). ok is false where it cannot tell, such as of an
 // interface that is not there. It does not ask whether the node forwards packets of IPv6.
 func Lookup(p Packet) (r Route, ok bool, err error) {
-	o := &netlink.RouteGetOptions{Iif: p.In, SrcAddr: p.Src.AsSlice(), Mark: p.Mark}
-	found, err := netlink.RouteGetWithOptions(p.Dst.AsSlice(), o)
+	request, err := p.request()
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return Route{}, false, nil
+	}
+	var messages [][]byte
+	if err == nil {
+		messages, err = request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	}
 	for errno, refusal := range map[unix.Errno]Refusal{
 		unix.ENETUNREACH: NoRoute, unix.EHOSTUNREACH: Unreachable, unix.EACCES: Prohibited, unix.EINVAL: Dropped,
 		unix.EXDEV: Dropped,
@@ -57,13 +68,47 @@ func Lookup(p Packet) (r Route, ok bool, err error) {
 		}
 	}
 	switch {
-	case errors.As(err, &netlink.LinkNotFoundError{}), err == nil && len(found) == 0:
-		return Route{}, false, nil
 	case err != nil:
-		return Route{}, false, fmt.Errorf("look up the route from %s to %s: %w", p.Src, p.Dst, err)
+		return Route{}, false, fmt.Errorf("look up the route from %s to %s: %w", p.Src.Addr(), p.Dst.Addr(), err)
+	case len(messages) == 0 || len(messages[0]) < unix.SizeofRtMsg:
+		return Route{}, false, nil
 	}
-	route := found[0]
-	switch route.Type {
+	return routeOf(messages[0], p.Dst.Addr())
+}
+
+// request asks with all that a rule of routing (ip rule) may go by. The kernel takes ports of TCP and UDP only.
+func (p *Packet) request() (*nl.NetlinkRequest, error) {
+	bits := uint8(p.Dst.Addr().BitLen())
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(ip.Of(p.Dst.Addr())), Dst_len: bits, Src_len: bits,
+		Flags: unix.RTM_F_LOOKUP_TABLE}})
+	request.AddData(nl.NewRtAttr(unix.RTA_DST, p.Dst.Addr().AsSlice()))
+	request.AddData(nl.NewRtAttr(unix.RTA_SRC, p.Src.Addr().AsSlice()))
+	if p.In != "" {
+		link, err := netlink.LinkByName(p.In)
+		if err != nil {
+			return nil, err
+		}
+		request.AddData(nl.NewRtAttr(unix.RTA_IIF, nl.Uint32Attr(uint32(link.Attrs().Index))))
+	}
+	if p.Mark != 0 {
+		request.AddData(nl.NewRtAttr(unix.RTA_MARK, nl.Uint32Attr(p.Mark)))
+	}
+	if p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP {
+		return request, nil
+	}
+	request.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, []byte{p.Protocol}))
+	for kind, port := range map[int]uint16{unix.RTA_SPORT: p.Src.Port(), unix.RTA_DPORT: p.Dst.Port()} {
+		if port != 0 {
+			request.AddData(nl.NewRtAttr(kind, binary.BigEndian.AppendUint16(nil, port)))
+		}
+	}
+	return request, nil
+}
+
+// routeOf reads the kernel's answer about a destination.
+func routeOf(message []byte, to netip.Addr) (r Route, ok bool, err error) {
+	switch nl.DeserializeRtMsg(message).Type {
 	case unix.RTN_LOCAL:
 		return Route{Local: true}, true, nil
 	case unix.RTN_UNICAST:
@@ -76,12 +121,21 @@ func Lookup(p Packet) (r Route, ok bool, err error) {
 	default: // such as a broadcast address
 		return Route{Refusal: NoHost}, true, nil
 	}
-	if via, is := netip.AddrFromSlice(route.Gw); is {
-		r.Via = via.Unmap()
+	values := attributes(message[unix.SizeofRtMsg:])
+	via := values[unix.RTA_GATEWAY]
+	if other := values[unix.RTA_VIA]; len(other) > 2 { // of the other family, behind two bytes with the family
+		via = other[2:]
 	}
-	link, err := netlink.LinkByIndex(route.LinkIndex)
+	if a, is := netip.AddrFromSlice(via); is {
+		r.Via = a.Unmap()
+	}
+	out := values[unix.RTA_OIF]
+	if len(out) != 4 {
+		return Route{}, false, nil
+	}
+	link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(out)))
 	if err != nil {
-		return Route{}, false, fmt.Errorf("look up the interface of the route to %s: %w", p.Dst, err)
+		return Route{}, false, fmt.Errorf("look up the interface of the route to %s: %w", to, err)
 	}
 	r.Device = link.Attrs().Name
 	return r, true, nil
@@ -144,16 +198,24 @@ func ListNeighbours(device string, f ip.Family) (*Neighbours, error) {
 	return n, nil
 }
 
-// RulesByMark says whether rules of routing (ip rule) go by a packet's mark.
-func RulesByMark(f ip.Family) (bool, error) {
+// Unasked lists what rules of routing (ip rule) go by, beside what Lookup asks with, in words.
+func Unasked(f ip.Family) ([]string, error) {
 	rules, err := netlink.RuleList(int(f))
-	for i := range rules {
-		if rules[i].Mark != 0 || rules[i].Mask != nil {
-			return true, nil
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("list the rules of routing: %w", err)
+	}
+	var found []string
+	add := func(has bool, what string) {
+		if has && !slices.Contains(found, what) {
+			found = append(found, what)
 		}
 	}
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return false, fmt.Errorf("list the rules of routing: %w", err)
+	for i := range rules {
+		r := &rules[i]
+		add(r.Mark != 0 || r.Mask != nil, "the packet's mark by other programs")
+		add(r.Sport != nil, "the client's port")
+		add(r.Tos != 0, "the packet's type of service")
+		add(r.UIDRange != nil, "the user of a process that sends it")
 	}
-	return false, nil
+	return found, nil
 }

@@ -38,6 +38,10 @@ type Conf struct {
 	// ReversePath is how it judges the source of a packet of IPv4: 0 not at all, 1 by the way back, which has to lead to
 	// the interface (strict), 2 by whether there is any (loose).
 	ReversePath int
+	// WithoutIPv6 says that the kernel drops packets of IPv6 there (disable_ipv6).
+	WithoutIPv6 bool
+	// RoutesLoopback says that packets to 127.0.0.0/8 may come in (route_localnet).
+	RoutesLoopback bool
 }
 
 // Bridged says which packets rules see that a bridge forwards (net.bridge.bridge-nf-*).
@@ -54,6 +58,8 @@ type Interface struct {
 	// Kind is the kernel's word, such as "veth" or "bridge"; "device" for hardware.
 	Kind string
 	Up   bool
+	// Carrier says that something is at the other end.
+	Carrier bool
 	// Master is the interface that has this one as a port, such as a bridge; empty if none has. Packets then come in by
 	// that one.
 	Master string
@@ -128,15 +134,19 @@ type reader struct {
 
 // conf are the settings that hold for an interface, by what the kernel makes of several: it forwards IPv4 by the
 // interface's own setting (IN_DEV_FORWARD), IPv6 by that of all, or from Linux 6.17 on by force_forwarding
-// (ip6_forward), and judges the source by the greater of both (IN_DEV_RPFILTER).
+// (ip6_forward), judges the source by the greater of both (IN_DEV_RPFILTER), takes packets to loopback by either
+// (IN_DEV_ROUTE_LOCALNET), and drops IPv6 by its own (ip6_rcv_core). An interface that has just gone has none.
 func (r *reader) conf(name string) Conf {
 	v4, v6 := "net/ipv4/conf/", "net/ipv6/conf/"
 	all, _ := r.number(v4 + "all/rp_filter")
 	own, _ := r.number(v4 + name + "/rp_filter")
+	forwards, has := r.number(v4 + name + "/forwarding")
 	return Conf{
-		Forwards: ip.PerFamily[bool]{r.is(v4 + name + "/forwarding"), r.is(v6+"all/forwarding") ||
+		Forwards: ip.PerFamily[bool]{forwards != 0 || !has, r.is(v6+"all/forwarding") ||
 			r.is(v6+name+"/force_forwarding")},
-		ReversePath: max(all, own),
+		ReversePath:    max(all, own),
+		WithoutIPv6:    r.is(v6 + name + "/disable_ipv6"),
+		RoutesLoopback: r.is(v4+"all/route_localnet") || r.is(v4+name+"/route_localnet"),
 	}
 }
 
@@ -191,7 +201,8 @@ func interfaces() ([]Interface, error) {
 			continue
 		}
 		list = append(list, Interface{
-			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0, Master: names[a.MasterIndex], Calls: calls[a.Index],
+			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0,
+			Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0, Master: names[a.MasterIndex], Calls: calls[a.Index],
 			index:     a.Index,
 			Addressed: addressed[a.Index],
 			Tagged: filtering[a.MasterIndex] && slices.ContainsFunc(vlans[int32(a.Index)], func(v *nl.BridgeVlanInfo) bool {

@@ -18,8 +18,9 @@ type link struct {
 }
 
 // hop asks the kernel what it does with a packet, and for the facts by which it does so.
-func (n *Node) hop(src, dst netip.Addr, in string, masqueraded bool) (explain.Hop, bool) {
-	p := forwarding.Packet{Src: src, Dst: dst, In: in}
+func (n *Node) hop(packet nft.Packet, masqueraded bool) (explain.Hop, bool) {
+	src, dst, in := packet.Src.Addr(), packet.Dst.Addr(), packet.Input
+	p := forwarding.Packet{Src: packet.Src, Dst: packet.Dst, Protocol: packet.Protocol, In: in}
 	if masqueraded {
 		p.Mark = ruleset.ReadBackConfig(n.facts.Tables, n.facts.Table).MasqueradeMark
 	}
@@ -52,6 +53,8 @@ func (n *Node) hop(src, dst netip.Addr, in string, masqueraded bool) (explain.Ho
 		}
 	}
 	if h.Neighbour = explain.NeighbourAnswers; h.Device != "" {
+		out := n.settings.Interface(h.Device)
+		h.Dead = out != nil && !out.Carrier
 		h.Neighbour = n.neighbour(h.Device, h.Next)
 	}
 	return h, true
@@ -82,9 +85,9 @@ func (n *Node) neighbour(device string, a netip.Addr) explain.Neighbour {
 	return explain.NeighbourUnknown
 }
 
-// byMark says whether rules of routing go by packets' marks.
-func (n *Node) byMark(f nft.Family) bool {
-	by, err := forwarding.RulesByMark(f)
+// unasked lists what rules of routing go by that hop does not ask with.
+func (n *Node) unasked(f nft.Family) []string {
+	list, err := forwarding.Unasked(f)
 	n.failed = errors.Join(n.failed, err)
-	return by
+	return list
 }

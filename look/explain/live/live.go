@@ -90,7 +90,7 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Hop: n.hop, ByMark: n.byMark,
+	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Hop: n.hop, Unasked: n.unasked,
 		Chains: chains, Adjustments: adjustments}
 	own, err := n.conn.Tables(table)
 	if err != nil {
