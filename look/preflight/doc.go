@@ -69,7 +69,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.networks(ctx, tables)...)
 	all = append(all, o.bridges(tables)...)
 	all = append(all, o.forwarding(tables)...)
-	all = append(all, o.sysctls()...)
+	all = append(all, o.portRange())
 	return all
 }
 

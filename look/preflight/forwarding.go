@@ -23,11 +23,12 @@ func (o Options) forwarding(tables ownTables) []Finding {
 		return []Finding{failed(probe, err)}
 	}
 	found := []Finding{forwardsIPv4(s)}
-	serves, err := serving(tables, s)
-	if err != nil {
-		return append(found, failed(probe, err))
+	if serves, err := serving(tables, s); err != nil {
+		found = append(found, failed("sysctl: net.ipv6.conf.all.forwarding", err))
+	} else {
+		found = append(found, forwardsIPv6(s, *serves.Of(ip.V6)), hasIPv6(s, *serves.Of(ip.V6)))
 	}
-	found = append(found, forwardsIPv6(s, *serves.Of(ip.V6)), reversePath(s))
+	found = append(found, reversePath(s), o.routeLoopback(s, tables))
 	return append(found, bridged(s, tables)...)
 }
 
@@ -86,6 +87,48 @@ func forwardsIPv6(s *forwarding.Settings, needed bool) Finding {
 	}
 	return yellow(probe, "is 0: packets of IPv6 that come in by "+shortList(names)+" are not forwarded",
 		"in a cluster with IPv6: sysctl -w net.ipv6.conf.all.forwarding=1")
+}
+
+// hasIPv6 goes by the setting of each interface: that of all only sets what each one has.
+func hasIPv6(s *forwarding.Settings, needed bool) Finding {
+	const probe = "sysctl: net.ipv6.conf.*.disable_ipv6"
+	names, _ := which(s, func(c forwarding.Conf) bool { return c.WithoutIPv6 })
+	switch {
+	case len(names) == 0:
+		return green(probe, "is 0, for each interface")
+	case !needed:
+		return green(probe, "is 1 for "+shortList(names)+", and the node has no Services of IPv6")
+	}
+	return yellow(probe, "is 1 for "+shortList(names)+": the kernel drops packets of IPv6 there",
+		"if clients or endpoints of IPv6 are there: sysctl -w net.ipv6.conf.INTERFACE.disable_ipv6=0")
+}
+
+// routeLoopback tells of interfaces by which others reach servers on 127.0.0.1. The CNI plugin portmap opens those that
+// lead to pods with host ports: that alone is no finding.
+func (o Options) routeLoopback(s *forwarding.Settings, tables ownTables) Finding {
+	const probe = "sysctl: net.ipv4.conf.*.route_localnet"
+	names, all := which(s, func(c forwarding.Conf) bool { return c.RoutesLoopback })
+	pods, err := podDevices(tables, ip.V4)
+	if err != nil {
+		return failed(probe, err)
+	}
+	outside := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		i := s.Interface(name)
+		return i != nil && (i.Kind == "veth" && !*i.Addressed.Of(ip.V4) || slices.Contains(pods, name))
+	})
+	switch {
+	case len(names) == 0:
+		return green(probe, "is 0, for each interface")
+	case len(outside) == 0:
+		return green(probe, "is 1 only for "+shortList(names)+", which lead to pods: these reach servers on 127.0.0.1 of "+
+			"this node (the CNI plugin portmap sets it)")
+	case all:
+		return yellow(probe, "is 1: other hosts on the LAN can reach servers on 127.0.0.1 of this node (kube-proxy's "+
+			"iptables mode sets net.ipv4.conf.all.route_localnet)",
+			"once kube-proxy is gone: sysctl -w net.ipv4.conf.all.route_localnet=0, and of INTERFACE where that has it too")
+	}
+	return yellow(probe, "is 1 for "+shortList(outside)+": hosts there can reach servers on 127.0.0.1 of this node",
+		"if nothing needs it: sysctl -w net.ipv4.conf.INTERFACE.route_localnet=0")
 }
 
 // serving says for which families nftproxy has Services. Before it has run, the node's addresses tell.

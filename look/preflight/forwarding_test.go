@@ -17,6 +17,8 @@ const (
 	forward4 = "sysctl: net.ipv4.ip_forward"
 	forward6 = "sysctl: net.ipv6.conf.all.forwarding"
 	reverse  = "sysctl: net.ipv4.conf.*.rp_filter"
+	without6 = "sysctl: net.ipv6.conf.*.disable_ipv6"
+	loopback = "sysctl: net.ipv4.conf.*.route_localnet"
 	bridged4 = "sysctl: net.bridge.bridge-nf-call-iptables"
 	bridged6 = "sysctl: net.bridge.bridge-nf-call-ip6tables"
 	hairpins = "bridges"
@@ -87,6 +89,35 @@ func TestForwardingByInterface(t *testing.T) {
 	w.want(w.check(), preflight.Green, forward6, "no Services of IPv6")
 	w.apply(&service.Service{Name: "ns/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("fd00:96::1")}})
 	w.want(w.check(), preflight.Yellow, forward6)
+
+	// Without IPv6, forwarding it says nothing.
+	w.sysctl("net.ipv6.conf.all.forwarding", "1")
+	w.want(w.check(), preflight.Green, without6, "is 0, for each interface")
+	w.must(w.write("net/ipv6/conf/eth1.7/disable_ipv6", "1"))
+	w.want(w.check(), preflight.Yellow, without6, "is 1 for eth1.7:")
+	w.must(w.write("net/ipv6/conf/default/disable_ipv6", "1"))
+	w.want(w.check(), preflight.Yellow, without6, "is 1 for eth1.7, new interfaces:")
+	w.apply(&service.Service{Name: "ns/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}})
+	w.want(w.check(), preflight.Green, without6, "no Services of IPv6")
+}
+
+// TestLoopbackByInterface: others reach servers on 127.0.0.1 where the setting of all interfaces or of one says so. An
+// interface to a pod is no finding.
+func TestLoopbackByInterface(t *testing.T) {
+	w := newWorld(t)
+	w.veth("eth0", "")
+	w.must(w.ns.AddAddr("eth0", netip.MustParsePrefix("192.168.0.1/24")))
+	w.veth("pod1", "")
+	w.want(w.check(), preflight.Green, loopback, "is 0, for each interface")
+	w.must(w.write("net/ipv4/conf/pod1/route_localnet", "1"))
+	w.want(w.check(), preflight.Green, loopback, "only for pod1, which lead to pods")
+	w.must(w.write("net/ipv4/conf/eth0/route_localnet", "1"))
+	w.want(w.check(), preflight.Yellow, loopback, "is 1 for eth0: hosts there")
+	w.must(w.write("net/ipv4/conf/eth0/route_localnet", "0"))
+	w.must(w.write("net/ipv4/conf/default/route_localnet", "1"))
+	w.want(w.check(), preflight.Yellow, loopback, "is 1 for new interfaces:")
+	w.sysctl("net.ipv4.conf.all.route_localnet", "1")
+	w.want(w.check(), preflight.Yellow, loopback, "is 1: other hosts on the LAN")
 }
 
 // TestReversePath: the greater value of all interfaces and of one holds for it, and new interfaces have one, too.

@@ -180,7 +180,7 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 	defer l.Close()
 	found := w.check()
 	w.want(found, preflight.Red, "sysctl: net.ipv4.ip_forward", "sysctl -w net.ipv4.ip_forward=1")
-	w.want(found, preflight.Yellow, "sysctl: net.ipv4.conf.all.route_localnet", "is 1")
+	w.want(found, preflight.Yellow, "sysctl: net.ipv4.conf.*.route_localnet", "is 1: other hosts on the LAN")
 	w.want(found, preflight.Yellow, "sysctl: net.ipv4.ip_local_port_range", "1024 to 65535",
 		"ip_local_reserved_ports=30000-32767")
 	w.want(found, preflight.Yellow, "ports: health", "127.0.0.1:10256 is in use")

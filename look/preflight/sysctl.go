@@ -6,43 +6,6 @@ import (
 	"strings"
 )
 
-// setting is a sysctl whose value matters to Service traffic.
-type setting struct {
-	name string
-	// bad are the values that matter.
-	bad   string
-	level Level
-	// effect says what goes wrong then, and do what helps.
-	effect, do string
-}
-
-func settings() []setting {
-	return []setting{
-		{"net.ipv4.conf.all.route_localnet", "1", Yellow, "other hosts on the LAN can reach servers on 127.0.0.1 of this " +
-			"node (kube-proxy's iptables mode sets this)",
-			"once kube-proxy is gone: sysctl -w net.ipv4.conf.all.route_localnet=0"},
-	}
-}
-
-func (o Options) sysctls() []Finding {
-	var found []Finding
-	for _, s := range settings() {
-		probe := "sysctl: " + s.name
-		value, has, err := o.sysctl(s.name)
-		switch {
-		case err != nil:
-			found = append(found, failed(probe, err))
-		case !has:
-			found = append(found, green(probe, "the kernel does not have it"))
-		case value == s.bad:
-			found = append(found, Finding{probe, s.level, "is " + value + ": " + s.effect, s.do})
-		default:
-			found = append(found, green(probe, "is "+value))
-		}
-	}
-	return append(found, o.portRange())
-}
-
 // portRange tells whether the kernel gives node ports to clients: a program on the node that has one
 // as its own port gets the answers of another.
 func (o Options) portRange() Finding {
