@@ -95,15 +95,15 @@ func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, ku
 
 func serviceKind() wire.Kind[*serviceObject] {
 	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation},
-		service.MisspeltPrefixes()...)
+		service.MisspeltKeys()...)
 	return wire.Services(convertService, keys...)
 }
 
 func sliceKind() wire.Kind[*sliceObject] {
 	weights := weightKeys()
 	keys := append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime,
-		service.OptionPrefix, "kubernetes.io/")
-	return wire.EndpointSlices(convertSlice, append(keys, service.MisspeltPrefixes()...)...)
+		service.OptionPrefix, "service.cilium.io/", "kube*", "*/service-name", "service-name", "*/weight")
+	return wire.EndpointSlices(convertSlice, append(keys, service.MisspeltKeys()...)...)
 }
 
 // timeoutTransport has the error of a request that times out before its answer begins name the server and a

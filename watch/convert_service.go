@@ -45,7 +45,7 @@ func convertService(s *corev1.Service) *serviceObject {
 	object.proxy, object.named = s.Labels[labelProxyName]
 	p := problemsOf("Service", &s.ObjectMeta)
 	if !watched(s) {
-		unservedRanges(s, p)
+		unserved(s, p)
 		object.problems = p.all()
 		return object
 	}

@@ -203,10 +203,14 @@ func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
 
 // misspelt finds annotations that are none of a slice, and that were meant to be.
 func misspelt(m *metav1.ObjectMeta, p *problemList) {
+	weights := weightKeys()
+	if text, is := m.Labels[weights[0]]; is {
+		p.addValue("metadata.labels["+weights[0]+"]", text, "a label has no effect; did you mean the annotation "+weights[0]+
+			"?")
+	}
 	if len(m.Annotations) == 0 {
 		return
 	}
-	weights := weightKeys()
 	own := strings.TrimPrefix(weights[0], service.OptionPrefix)
 	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
 		reason := ""
@@ -215,6 +219,8 @@ func misspelt(m *metav1.ObjectMeta, p *problemList) {
 			reason = "unknown key; " + spelling.DidYouMean(key, weights[:1]) + "an EndpointSlice has " + weights[0]
 		case !ours && service.MeantBy(key, []string{own}) != "":
 			reason = "the key has no effect; did you mean " + weights[0] + "?"
+		case key != weights[1] && spelling.Nearest(key, weights[1:]) != "":
+			reason = "the key has no effect; did you mean " + weights[1] + "?"
 		default:
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 // options reads the annotations of a Service that are options, in the order of their keys. An unknown
 // key is a problem too, since a typo must not be silent. balanced says that one of them chooses a balance.
 func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced bool) {
+	labelled(m, p)
 	if len(m.Annotations) == 0 {
 		return o, false
 	}
@@ -34,6 +35,23 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 		balanced = balanced || name == "balance"
 	}
 	return o, balanced
+}
+
+// labelled finds options that somebody has given as labels.
+func labelled(m *metav1.ObjectMeta, p *problemList) {
+	if len(m.Labels) == 0 {
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.Labels)) {
+		meant := service.MeantOption(key)
+		if name, ours := service.OptionKey(key); ours && slices.Contains(slices.Collect(service.AllOptions()), name) {
+			meant = key
+		}
+		if meant != "" {
+			p.addValue("metadata.labels["+key+"]", m.Labels[key], "a label has no effect; did you mean the annotation "+meant+
+				"?")
+		}
+	}
 }
 
 // withBalance returns the Service with the node's balance, unless it chooses its own. Session affinity keeps clients at
@@ -82,15 +100,26 @@ func setRanges(bare *service.Service, m *metav1.ObjectMeta, p *problemList) {
 	}
 }
 
-// unservedRanges says that a Service without a virtual address has no ranges. One that waits for its cluster IP has
-// none yet.
-func unservedRanges(s *corev1.Service, p *problemList) {
-	value, asks := s.Annotations[annotationPortRanges]
-	if !asks || s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone {
+// unserved says that a Service without a virtual address has no options. One that waits for its cluster IP has none
+// yet.
+func unserved(s *corev1.Service, p *problemList) {
+	if s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone {
 		return
 	}
-	p.addValue("metadata.annotations["+annotationPortRanges+"]", beginning(value), "a headless Service or one of type "+
-		"ExternalName has no address for ranges: clients reach its pods, or the name, at any port")
+	options(&s.ObjectMeta, p) // for what is wrong with them
+	for _, key := range slices.Sorted(maps.Keys(s.Annotations)) {
+		name, ours := service.OptionKey(key)
+		if !ours || new(service.Options).Set(name, s.Annotations[key]) != nil {
+			continue
+		}
+		reason := "a headless Service or one of type ExternalName has no address for it: clients choose among its pods, or " +
+			"follow the name, without nftproxy"
+		if key == annotationPortRanges {
+			reason = "a headless Service or one of type ExternalName has no address for ranges: clients reach its pods, or " +
+				"the name, at any port"
+		}
+		p.addValue("metadata.annotations["+key+"]", beginning(s.Annotations[key]), reason)
+	}
 }
 
 // beginning cuts the value of an annotation for a message: it may have 256 KiB.

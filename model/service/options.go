@@ -146,33 +146,60 @@ func (o *Options) Set(key, value string) error {
 	for i, known := range all {
 		keys[i] = OptionAnnotation(known.key)
 	}
-	return fmt.Errorf("unknown key; %sthere are %s", spelling.DidYouMean(OptionAnnotation(key), keys),
-		strings.Join(keys, ", "))
+	meant := spelling.DidYouMean(OptionAnnotation(key), keys)
+	if _, udp, _ := strings.Cut(UDPHandlingAnnotation, "/"); meant == "" && spelling.Nearest(key, []string{udp}) != "" {
+		meant = "did you mean " + UDPHandlingAnnotation + "? "
+	}
+	return fmt.Errorf("unknown key; %sthere are %s", meant, strings.Join(keys, ", "))
 }
 
-// MisspeltPrefixes are the annotations that MeantOption has to see, each with * for the rest of the key.
-func MisspeltPrefixes() []string { return []string{"nft*", "Nft*", "NFT*"} }
+// MisspeltKeys are the annotations that MeantOption has to see: each that is so, or begins so or ends so where a star
+// stands for the rest. Of those whose prefix and key are both mistyped, some are not among them.
+func MisspeltKeys() []string {
+	_, udp, _ := strings.Cut(UDPHandlingAnnotation, "/")
+	prefix := strings.TrimSuffix(UDPHandlingAnnotation, "/"+udp)
+	keys := []string{"n*", "N*", "f*", "F*", prefix + "*", "*/" + udp}
+	for key := range AllOptions() {
+		keys = append(keys, "*/"+key)
+	}
+	return keys
+}
 
 // MeantOption returns the option of a Service that was meant by an annotation that is not ours since its prefix is
 // wrong, such as nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
 func MeantOption(annotation string) string {
+	if _, ours := OptionKey(annotation); ours {
+		return ""
+	}
+	_, name, _ := strings.Cut(annotation, "/")
+	_, udp, _ := strings.Cut(UDPHandlingAnnotation, "/")
+	if name == udp || spelling.Nearest(annotation, []string{UDPHandlingAnnotation}) != "" {
+		return UDPHandlingAnnotation
+	}
 	return MeantBy(annotation, slices.Collect(AllOptions()))
 }
 
 // MeantBy does the same for annotations with OptionPrefix and one of the keys.
 func MeantBy(annotation string, keys []string) string {
 	prefix, name, found := strings.Cut(annotation, "/")
-	_, ours := OptionKey(annotation)
 	domain := strings.TrimSuffix(OptionPrefix, "/")
 	bare, _, _ := strings.Cut(domain, ".")
-	label, _, _ := strings.Cut(prefix, ".")
-	if !found || ours {
+	if !found {
+		for _, key := range keys { // as nftproxy-balance or nftproxy.io.balance
+			for _, start := range []string{domain, bare} {
+				if spelling.Nearest(annotation, []string{start + "-" + key, start + "." + key, start + "_" + key}) != "" {
+					return OptionAnnotation(key)
+				}
+			}
+		}
 		return ""
 	}
+	labels := strings.Split(prefix, ".")
+	near := func(label string) bool { return spelling.Nearest(label, []string{bare}) != "" }
 	// The key tells most annotations of others from ours.
 	key := spelling.Nearest(name, keys)
-	if key == "" ||
-		spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label, []string{bare}) == "" {
+	if _, ours := OptionKey(annotation); ours || key == "" ||
+		spelling.Nearest(prefix, []string{domain}) == "" && !slices.ContainsFunc(labels, near) {
 		return ""
 	}
 	return OptionAnnotation(key)

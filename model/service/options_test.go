@@ -86,7 +86,7 @@ func TestOptionsRefuse(t *testing.T) {
 		{"udp-timeouts", "30s,72h", "of 10s, 30s, 1m"},
 		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default " +
 			"is in force"},
-		{"udp-connection-handling", "Default", "unknown key; there are nftproxy.io/"},
+		{"udp-connection-handling", "Default", "unknown key; did you mean service.kubernetes.io/udp-connection-handling? "},
 		{"external-failure", "pass", "unknown key; there are nftproxy.io/"},
 		{"", "pass", "unknown key; there are nftproxy.io/"},
 	} {

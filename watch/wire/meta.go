@@ -12,7 +12,7 @@ import (
 
 // metadata decodes an ObjectMeta (k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto): the fields that name an
 // object, its time of creation, and the labels and annotations with the keys of keep. A key of keep that ends in a
-// slash, or in a star, stands for all keys that begin so.
+// slash, or in a star, stands for all keys that begin so, and one that begins with a star for all that end so.
 func metadata(message []byte, keep []string, m *metav1.ObjectMeta) error {
 	return fields(message, func(number protowire.Number, v value) (err error) {
 		switch number {
@@ -51,8 +51,11 @@ func entry(known map[string]string, message []byte, keep []string) (map[string]s
 		return known, err
 	}
 	at := slices.IndexFunc(keep, func(k string) bool {
-		prefix, open := strings.CutSuffix(k, "*")
-		return k == string(key) || (open || strings.HasSuffix(k, "/")) && bytes.HasPrefix(key, []byte(prefix))
+		if end, open := strings.CutPrefix(k, "*"); open {
+			return bytes.HasSuffix(key, []byte(end))
+		}
+		start, open := strings.CutSuffix(k, "*")
+		return k == string(key) || (open || strings.HasSuffix(k, "/")) && bytes.HasPrefix(key, []byte(start))
 	})
 	if at < 0 {
 		return known, nil
