@@ -2,6 +2,7 @@ package watch
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -61,6 +63,25 @@ type chunk struct {
 	// line is the number of its first line in the file, from 1.
 	line int
 	text []byte
+}
+
+// inUTF8 returns the text of a file that begins with a mark of UTF-16, as some editors write it, in UTF-8: a document
+// begins at bytes.
+func inUTF8(file []byte) []byte {
+	var order binary.ByteOrder
+	switch {
+	case bytes.HasPrefix(file, []byte{0xff, 0xfe}):
+		order = binary.LittleEndian
+	case bytes.HasPrefix(file, []byte{0xfe, 0xff}):
+		order = binary.BigEndian
+	default:
+		return file
+	}
+	var units []uint16
+	for at := 2; at+1 < len(file); at += 2 {
+		units = append(units, order.Uint16(file[at:]))
+	}
+	return []byte(string(utf16.Decode(units)))
 }
 
 // splitDocuments cuts a file into its documents: at YAML's separator lines and, where
@@ -312,6 +333,7 @@ func (d *document) object(key manifestKey, data []byte) {
 			return
 		}
 		spell(serviceWords(s), report)
+		misfits(s, report)
 		if slices.ContainsFunc(s.Spec.IPFamilies, func(f corev1.IPFamily) bool {
 			return f != corev1.IPv4Protocol && f != corev1.IPv6Protocol
 		}) {
@@ -329,6 +351,7 @@ func (d *document) object(key manifestKey, data []byte) {
 		}
 	case "Node":
 		if n := (&corev1.Node{}); d.unmarshal(key, data, n) {
+			spell(nodeWords(n), report)
 			add(convertNode(n))
 		}
 	case "ServiceCIDR":

@@ -176,6 +176,7 @@ func (m *manifests) file(path string) *manifestFile {
 // keeps that one's objects.
 func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifestFile) *manifestFile {
 	f := &manifestFile{path: path, sum: sum, clean: map[[sha256.Size]byte]document{}}
+	data = inUTF8(data)
 	good, broken := map[manifestKey]bool{}, map[manifestKey]bool{}
 	for i, c := range splitDocuments(data) {
 		source := fmt.Sprintf("%s document %d (line %d)", path, i+1, c.line)

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"nftproxy/model/service"
 	"nftproxy/test/check"
@@ -119,6 +121,21 @@ func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestUTF16: both documents of a file count in each encoding with a mark that editors write.
+func TestUTF16(t *testing.T) {
+	text := string(manifest("a", "10.96.0.1")) + "---\n" + string(manifest("b", "10.96.0.2"))
+	little, big := []byte{0xff, 0xfe}, []byte{0xfe, 0xff}
+	for _, unit := range utf16.Encode([]rune(text)) {
+		little, big = binary.LittleEndian.AppendUint16(little, unit), binary.BigEndian.AppendUint16(big, unit)
+	}
+	for _, data := range [][]byte{little, big, []byte("\ufeff" + text), []byte("\ufeff---\n" + text)} {
+		f := readManifest("a.yaml", data, [32]byte{}, &manifestFile{})
+		if len(f.objects) != 2 || len(f.problems) > 0 {
+			t.Errorf("%q: %d objects, problems %v", data[:8], len(f.objects), f.problems)
+		}
 	}
 }
 

@@ -93,13 +93,19 @@ func (s shaper) fit(value any, of reflect.Type, field string) (fitting any, ok b
 			return value, true
 		}
 		if text, is := value.(string); is {
-			if yes, err := strconv.ParseBool(text); err == nil {
+			if yes, is := yesOrNo(text); is {
 				s.report(field, fmt.Errorf("string instead of bool: %q wants no quotes", text))
 				return yes, true
 			}
 		}
 	default:
 		n, is := value.(int64)
+		if text, quoted := value.(string); quoted {
+			if number, err := strconv.ParseInt(text, 10, of.Bits()); err == nil {
+				s.report(field, fmt.Errorf("string instead of number: %q wants no quotes", text))
+				return number, true
+			}
+		}
 		if is && (of.Kind() != reflect.Int32 || n >= math.MinInt32 && n <= math.MaxInt32) {
 			return value, true
 		}
@@ -108,6 +114,17 @@ func (s shaper) fit(value any, of reflect.Type, field string) (fitting any, ok b
 		}
 	}
 	return s.lose(field, fmt.Errorf("%s instead of %s", kindOf(value), jsonType(of.Kind().String())))
+}
+
+// yesOrNo reads a word of YAML for a bool.
+func yesOrNo(text string) (yes, is bool) {
+	switch strings.ToLower(text) {
+	case "true", "yes", "on", "y", "1":
+		return true, true
+	case "false", "no", "off", "n", "0":
+		return false, true
+	}
+	return false, false
 }
 
 func (s shaper) fitStruct(object map[string]any, of reflect.Type, field string) map[string]any {
@@ -222,6 +239,35 @@ func spell(words []word, report func(field string, err error)) {
 	}
 }
 
+// misfits reports what an API server refuses in a Service though each field is good by itself. It is served as it says.
+func misfits(s *corev1.Service, report func(field string, err error)) {
+	spec := &s.Spec
+	inside := spec.Type == "" || spec.Type == corev1.ServiceTypeClusterIP
+	if spec.Type == corev1.ServiceTypeExternalName {
+		return
+	}
+	if len(spec.Ports) == 0 && spec.ClusterIP != corev1.ClusterIPNone {
+		report("spec.ports", errors.New("none: nothing is served"))
+	}
+	if inside && len(spec.ExternalIPs) == 0 && spec.ExternalTrafficPolicy != "" {
+		report("spec.externalTrafficPolicy", &ValueError{Value: string(spec.ExternalTrafficPolicy), Reason: "it has no " +
+			"effect: by its type, and without externalIPs, the Service has no address for clients outside"})
+	}
+	names := map[string]bool{}
+	for i := range spec.Ports {
+		p := &spec.Ports[i]
+		if p.NodePort != 0 && inside {
+			report(item("spec.ports", i)+".nodePort", &ValueError{Value: strconv.Itoa(int(p.NodePort)), Reason: "an API " +
+				"server wants the type NodePort or LoadBalancer for it; it is served"})
+		}
+		if names[p.Name] || p.Name == "" && len(spec.Ports) > 1 {
+			report(item("spec.ports", i)+".name", &ValueError{Value: p.Name, Reason: "each of several ports wants a name of " +
+				"its own: the ports of EndpointSlices are found by it"})
+		}
+		names[p.Name] = true
+	}
+}
+
 // serviceWords are the words of a Service.
 func serviceWords(s *corev1.Service) []word {
 	spec, local, cluster := &s.Spec, corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster
@@ -253,6 +299,16 @@ func serviceWords(s *corev1.Service) []word {
 
 func protocolWord(port string, p *corev1.Protocol) word {
 	return judgedWordOf(port+".protocol", p, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
+}
+
+// nodeWords are the words of a Node.
+func nodeWords(n *corev1.Node) []word {
+	var list []word
+	for i := range n.Status.Addresses {
+		list = append(list, wordOf(item("status.addresses", i)+".type", &n.Status.Addresses[i].Type, corev1.NodeHostName,
+			corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS))
+	}
+	return list
 }
 
 // sliceWords are the words of an EndpointSlice.
