@@ -97,6 +97,9 @@ func Parse(text []byte) (*File, error) {
 		}
 		f.Mistakes = append(f.Mistakes, fmt.Sprintf("%v; the last one counts", strictErr))
 	}
+	if n := documents(text); n > 1 {
+		f.Mistakes = append(f.Mistakes, fmt.Sprintf("%d documents in one file: the first one counts", n))
+	}
 	var all struct {
 		v1alpha1.KubeProxyConfiguration `json:",inline"`
 		NoMasqueradeCIDRs               []string  `json:"noMasqueradeCIDRs"`
@@ -122,6 +125,17 @@ func Parse(text []byte) (*File, error) {
 	bad := errors.Join(check(&f.Config), f.checkTLS())
 	setDefaults(&f.Config)
 	return f, bad
+}
+
+// documents counts those of the file that are not empty. The decoder, and kube-proxy's, reads the first one only.
+func documents(text []byte) (n int) {
+	for document := range strings.SplitSeq("\n"+string(text), "\n---") {
+		var any any
+		if err := yaml.Unmarshal([]byte(document), &any); err != nil || any != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // check judges the fields that no flag of nftproxy judges.

@@ -85,6 +85,21 @@ func TestRepeatedField(t *testing.T) {
 	}
 }
 
+// TestDocuments: of several documents the first one counts, as in kube-proxy, and the others are a mistake. Separators
+// and comments are none.
+func TestDocuments(t *testing.T) {
+	const first = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"
+	for text, mistakes := range map[string]int{
+		first: 0, "---\n" + first: 0, "# a\n---\n" + first + "---\n# b\n": 0, first + "---\nmode: ipvs\n": 1,
+		first + "---\nkind: [\n": 1,
+	} {
+		file, err := kubeproxyconfig.Parse([]byte(text))
+		if err != nil || len(file.Mistakes) != mistakes {
+			t.Errorf("%q: error %v, mistakes %q, want %d", text, err, file.Mistakes, mistakes)
+		}
+	}
+}
+
 // TestServers: the addresses of the servers follow bindAddress, and lack of a
 // port, as in kube-proxy.
 func TestServers(t *testing.T) {
