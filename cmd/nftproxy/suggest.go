@@ -21,6 +21,10 @@ func unknownFlag(cmd *cobra.Command, err error) error {
 	if !errors.As(err, &unknown) {
 		return err
 	}
+	if args := cmd.Flags().Args(); len(args) > 0 && cmd.HasAvailableSubCommands() { // the flag is that of a command
+		err = fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+		return unknownCommand(cmd, args, err)
+	}
 	name := unknown.GetSpecifiedName()
 	if cmd.Flags().Lookup(ownPrefix+name) != nil {
 		return fmt.Errorf("%w: did you mean --%s%s?", err, ownPrefix, name)
@@ -33,6 +37,9 @@ func unknownFlag(cmd *cobra.Command, err error) error {
 	})
 	if meant := spelling.Nearest(name, flags); meant != "" {
 		return fmt.Errorf("%w: did you mean --%s?", err, meant)
+	}
+	if run, _, _ := cmd.Find([]string{"run"}); !cmd.HasParent() && run.Flags().Lookup(name) != nil {
+		return fmt.Errorf("%w: did you mean %s --%s?", err, run.CommandPath(), name) // kube-proxy has no command
 	}
 	return err
 }
@@ -52,6 +59,17 @@ func unknownCommand(cmd *cobra.Command, args []string, err error) error {
 		return fmt.Errorf("%w: did you mean %q?", err, meant)
 	}
 	return err
+}
+
+// checkCompletion has a mistyped shell be an error, where cobra prints help.
+func checkCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	cmd, _, err := root.Find([]string{"completion"})
+	if err != nil || cmd == root {
+		return
+	}
+	cmd.Args, cmd.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	markArgs(cmd)
 }
 
 // flagValues has the words that flags take, whichever command has them.

@@ -19,6 +19,10 @@ func TestSuggestions(t *testing.T) {
 		"verify --nodeport-adresses=all":  "did you mean --nodeport-addresses?",
 		"top --servce=a/b":                "did you mean --service?",
 		"explain --form node 10.0.0.1:80": "did you mean --from?",
+		"rum --config x":                  `unknown command "rum" for "nftproxy": did you mean "run"?`,
+		"get srvices --namespce a":        `unknown command "srvices" for "nftproxy get": did you mean "services"?`,
+		"--config=config.conf":            "unknown flag: --config: did you mean nftproxy run --config?",
+		"completion bsh":                  `did you mean "bash"?`,
 		"top --colour":                    "unknown flag: --colour",
 	} {
 		var stderr bytes.Buffer
