@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/service"
 )
 
@@ -19,19 +20,21 @@ func (m *Machine) Step(now time.Time) (v Verdict, asks []Ask, next time.Time) {
 	s.aboutMembers()
 	switch {
 	case len(s.wishes) > 0 || m.Waiting():
-		next = now.Add(between)
+		s.later(now.Add(between))
 	case !m.Idle():
-		next = now.Add(settled)
+		s.later(now.Add(settled))
 	}
 	asks = m.queue.serve(now, s.wishes)
 	for _, a := range asks {
 		if len(a.To) == 0 {
 			m.nodes[a.Node].looking = true
 		} else if a.about.begin(now); a.about.waits() {
-			next = now // Its node may be of interest now.
+			s.later(now) // Its node may be of interest now.
+		} else {
+			s.later(a.about.next)
 		}
 	}
-	return m.verdict, asks, next
+	return m.verdict, asks, s.next
 }
 
 // step is a call of Step.
@@ -41,6 +44,17 @@ type step struct {
 	network network
 	wishes  []wish
 	asked   map[netip.AddrPort]int // the wishes about those that are no suspects
+	next    time.Time              // when another step is due
+}
+
+func (s *step) later(at time.Time) { s.next = pace.Soonest(s.next, at) }
+
+// due says that it is time for another try. One that decides whether it is silent has a step of its own.
+func (s *step) due(t *tries) bool {
+	if s.now.Before(t.next) && !t.silent() {
+		s.later(t.next)
+	}
+	return !t.waits() && !s.now.Before(t.next)
 }
 
 // aboutSuspects asks the suspects whose time has come. It clears those beyond mostSuspects: of the namespaces that have
@@ -59,7 +73,7 @@ func (s *step) aboutSuspects() {
 		e := s.endpoints[w.To[0]]
 		if i >= mostSuspects {
 			s.clear(e)
-		} else if e.due(s.now) {
+		} else if s.due(e.tries) {
 			w.at = e.next
 			s.wishes = append(s.wishes, w)
 		}

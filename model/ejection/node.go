@@ -130,7 +130,7 @@ func (s *step) addReferences(since time.Time, wanted map[string][]service.Name) 
 		if wanted[name] = nil; n.asking+n.failed == 0 {
 			n.next = s.now
 		}
-		if n.looking || n.known() && (!n.silent() || n.due(s.now)) || !n.known() && !s.now.Before(n.until) {
+		if n.looking || n.known() && (!n.silent() || s.due(n.tries)) || !n.known() && !s.now.Before(n.until) {
 			need-- // There will be an answer soon.
 		}
 	}
@@ -152,7 +152,7 @@ func (s *step) aboutNode(n *node, by []service.Name) {
 	if at = pace.Later(at, s.askServer); !n.looking && !s.now.Before(at) {
 		s.wishes = append(s.wishes, wish{Ask: Ask{Node: n.name, by: by}, at: at})
 	}
-	if n.known() && n.due(s.now) {
+	if n.known() && s.due(n.tries) {
 		s.wishes = append(s.wishes, wish{Ask: Ask{To: n.facts.Addrs, Node: n.name, about: n.tries, by: by}, at: n.next})
 	}
 	if n.known() || len(by) > 0 {

@@ -28,9 +28,6 @@ func (t *tries) silent() bool { return t.failed+t.asking >= enough }
 // waits says that nothing is to be asked before what is under way has ended.
 func (t *tries) waits() bool { return t.asking > 0 && t.silent() }
 
-// due says that it is time for another try.
-func (t *tries) due(now time.Time) bool { return !t.waits() && !now.Before(t.next) }
-
 func (t *tries) begin(now time.Time) {
 	if t.begun.IsZero() {
 		t.begun = now
