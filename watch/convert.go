@@ -65,12 +65,15 @@ func problemsOf(kind string, m *metav1.ObjectMeta) *problemList {
 }
 
 func (p *problemList) add(field string, err error) {
-	if len(p.list) == maxProblems {
+	if p.full() {
 		p.more++
 		return
 	}
 	p.list = append(p.list, Problem{Object: p.object, Field: field, Err: err})
 }
+
+// full says that further problems are counted only.
+func (p *problemList) full() bool { return len(p.list) == maxProblems }
 
 func (p *problemList) addValue(field, value, reason string) {
 	p.add(field, &ValueError{Value: value, Reason: reason})

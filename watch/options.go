@@ -19,13 +19,18 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 	if len(m.Annotations) == 0 {
 		return o, false
 	}
+	known := slices.Collect(service.AllOptions())
 	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
 		name, ours := service.OptionKey(key)
 		if !ours {
-			if meant := service.MeantOption(key); meant != "" {
+			if meant := service.MeantBy(key, known); meant != "" {
 				p.addValue("metadata.annotations["+key+"]", beginning(m.Annotations[key]), "the key has no effect; did you mean "+
 					meant+"?")
 			}
+			continue
+		}
+		if p.full() && !slices.Contains(known, name) {
+			p.more++ // without the text, which would take most of the time
 			continue
 		}
 		if err := o.Set(name, m.Annotations[key]); err != nil {
