@@ -23,7 +23,10 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
 		name, ours := service.OptionKey(key)
 		if !ours {
-			if meant := service.MeantBy(key, known); meant != "" {
+			if p.full() {
+				continue
+			}
+			if meant := service.MeantOption(key); meant != "" {
 				p.addValue("metadata.annotations["+key+"]", beginning(m.Annotations[key]), "the key has no effect; did you mean "+
 					meant+"?")
 			}

@@ -185,17 +185,18 @@ func MeantBy(annotation string, keys []string) string {
 	domain := strings.TrimSuffix(OptionPrefix, "/")
 	bare, _, _ := strings.Cut(domain, ".")
 	if !found {
-		for _, key := range keys { // as nftproxy-balance or nftproxy.io.balance
-			for _, start := range []string{domain, bare} {
-				if spelling.Nearest(annotation, []string{start + "-" + key, start + "." + key, start + "_" + key}) != "" {
+		for i, c := range annotation { // as nftproxy-balance or nftproxy.io.balance
+			if strings.ContainsRune("-._", c) && i <= len(OptionPrefix) &&
+				spelling.Nearest(annotation[:i], []string{bare, domain}) != "" {
+				if key := spelling.Nearest(annotation[i+1:], keys); key != "" {
 					return OptionAnnotation(key)
 				}
 			}
 		}
 		return ""
 	}
-	labels := strings.Split(prefix, ".")
 	near := func(label string) bool { return spelling.Nearest(label, []string{bare}) != "" }
+	labels := strings.Split(prefix, ".")
 	// The key tells most annotations of others from ours.
 	key := spelling.Nearest(name, keys)
 	if _, ours := OptionKey(annotation); ours || key == "" ||
