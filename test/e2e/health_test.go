@@ -30,7 +30,7 @@ func TestHealth(t *testing.T) {
 	n.soon("the metrics server answers", func() error { return n.answers(metrics, "/healthz", http.StatusOK, "ok") })
 	n.soon("the health server answers", func() error { return n.answers(health, "/livez", http.StatusOK, "") })
 	n.must(
-		n.answers(health, "/readyz", http.StatusServiceUnavailable, "not been in force"),
+		n.answers(health, "/readyz", http.StatusServiceUnavailable, "not in the kernel yet"),
 		n.answers(health, "/livez", http.StatusOK, ""),
 		n.answers(health, "/healthz", http.StatusServiceUnavailable, `"nodeEligible":false,"healthy":true`), // no Node seen
 		n.answers(metrics, "/proxyMode", http.StatusOK, "nftables"),
