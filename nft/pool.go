@@ -239,9 +239,6 @@ func compareSlots(have, want []Value) []slotChange {
 	return changes
 }
 
-// fewChanges is the part of a long pool that differs at most where order.changes pays.
-const fewChanges = 8
-
 // order says which target of a pool has which index. It never changes.
 type order struct {
 	slots slots
@@ -275,7 +272,7 @@ func (o *order) changes(have, want Targets) (changes []slotChange, few bool) {
 	var indices []int
 	var coming []Value
 	for c := range sorted.Diff(have, want) {
-		if len(indices)+len(coming) > want.Len()/fewChanges {
+		if !sorted.Few(len(indices)+len(coming), want.Len()) {
 			return nil, false
 		}
 		if c.Old != nil {

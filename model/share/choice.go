@@ -76,10 +76,6 @@ func Choose(s *service.Service, p *service.Port, node *service.Node, family ip.F
 	return c
 }
 
-// fewChanges is the part of a list that differs at most where it pays to edit the lists of the last choice. A single
-// edit costs more than one endpoint of a new list.
-const fewChanges = 8
-
 // ChooseAfter returns the same as Choose. last is the last choice for the same port, nil for none.
 // If the lists take endpoints of the same kind as before, the cost depends on what has changed in
 // between.
@@ -91,7 +87,7 @@ func ChooseAfter(s *service.Service, last *Choice, p *service.Port, node *servic
 	var cluster, local, here, maybe []sorted.Edit[netip.AddrPort]
 	changes := 0
 	for change := range sorted.Diff(c.endpoints, p.Endpoints) {
-		if changes++; changes > p.Endpoints.Len()/fewChanges {
+		if changes++; !sorted.Few(changes, p.Endpoints.Len()) {
 			return Choose(s, p, node, family)
 		}
 		var old, now traits

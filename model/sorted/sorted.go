@@ -270,6 +270,10 @@ func edited[T Item[T]](chunk []T, edits []Edit[T]) []T {
 	return append(out, chunk[done:]...)
 }
 
+// Few says that so many differences of a list of n items are few: to edit the list, or what was made of it, then costs
+// less than to make it anew. A single edit costs more than one item of a new list.
+func Few(differences, n int) bool { return differences <= n/8 }
+
 // Reuse returns a list with the items of next that shares chunks with old, so that a Diff
 // of the two costs what differs. If the lists have little in common, it returns next.
 func Reuse[T Item[T]](old, next List[T]) List[T] {

@@ -85,9 +85,6 @@ func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs shar
 	return list
 }
 
-// fewChanges is the part of a list that differs at most where targetsAfter edits the known targets.
-const fewChanges = 8
-
 // targetsAfter returns the targets of the addresses. known has the targets of the
 // previous addresses.
 func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs share.Addresses) nft.Targets {
@@ -96,7 +93,7 @@ func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs share.
 	}
 	var edits []sorted.Edit[nft.Value]
 	for change := range sorted.Diff(previous, addrs) {
-		if len(edits) > addrs.Len()/fewChanges {
+		if !sorted.Few(len(edits), addrs.Len()) {
 			return sorted.Of(c.targets(addrs))
 		}
 		a := change.New
