@@ -19,7 +19,6 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 	if len(m.Annotations) == 0 {
 		return o, false
 	}
-	known := slices.Collect(service.AllOptions())
 	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
 		name, ours := service.OptionKey(key)
 		if !ours {
@@ -32,7 +31,7 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 			}
 			continue
 		}
-		if p.full() && !slices.Contains(known, name) {
+		if p.full() && !slices.Contains(slices.Collect(service.AllOptions()), name) {
 			p.more++ // without the text, which would take most of the time
 			continue
 		}
