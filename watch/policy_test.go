@@ -101,7 +101,9 @@ func testValidateOptions(t *testing.T, release string) {
 
 // compareAll tries each value with each key.
 func (s policyServer) compareAll() {
-	keys := []string{"nftproxy.io/balence", "nftproxy.io/weight", "example.com/balance", "service.kubernetes.io/udp"}
+	keys := []string{"nftproxy.io/balence", "nftproxy.io/weight", "example.com/balance", "service.kubernetes.io/udp",
+		"nftproxy/balance", "nftproxy.com/eject", "x.nftproxy.io/slow-start", "nftproxy.example.com/owner"}
+	others := len(keys)
 	for key := range service.AllOptions() {
 		keys = append(keys, service.OptionAnnotation(key))
 	}
@@ -119,11 +121,12 @@ func (s policyServer) compareAll() {
 				good++
 			}
 		}
-		if _, known := service.OptionKey(key); known && slices.Contains(keys[4:], key) && (good == 0 || bad == 0) {
+		if _, known := service.OptionKey(key); known && slices.Contains(keys[others:], key) && (good == 0 || bad == 0) {
 			s.Errorf("%s: %d values are good and %d bad", key, good, bad)
 		}
 	}
-	for _, key := range []string{"nftproxy.io/weight", "nftproxy.io/weigth", "nftproxy.io/balance", "example.com/weight"} {
+	for _, key := range []string{"nftproxy.io/weight", "nftproxy.io/weigth", "nftproxy.io/balance", "example.com/weight",
+		"nftproxy/weight", "nftproxy.com/weight"} {
 		for _, value := range annotationValues() {
 			problems := convertSlice(s.slice(map[string]string{key: value})).problems
 			s.compare("EndpointSlice "+key, value, problems, s.createSlice(map[string]string{key: value}))

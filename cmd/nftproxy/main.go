@@ -36,7 +36,7 @@ func main() {
 // returns that when it has printed everything itself.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := newCommand()
-	checkCompletion(cmd)
+	checkBuiltIn(cmd)
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)

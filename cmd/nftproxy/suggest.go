@@ -61,15 +61,29 @@ func unknownCommand(cmd *cobra.Command, args []string, err error) error {
 	return err
 }
 
-// checkCompletion has a mistyped shell be an error, where cobra prints help.
-func checkCompletion(root *cobra.Command) {
+// checkBuiltIn has a mistyped shell or command be an error in the commands that cobra makes, which print help.
+func checkBuiltIn(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
-	cmd, _, err := root.Find([]string{"completion"})
-	if err != nil || cmd == root {
-		return
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			cmd.Args, cmd.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+			markArgs(cmd)
+		case "help":
+			cmd.Run, cmd.RunE = nil, func(_ *cobra.Command, args []string) error {
+				about, rest, err := root.Find(args)
+				if err == nil && len(rest) > 0 {
+					err = fmt.Errorf("unknown command %q for %q", rest[0], about.CommandPath())
+				}
+				if err != nil {
+					return usageError{unknownCommand(about, rest, err)}
+				}
+				about.InitDefaultHelpFlag() // it is in the text
+				return about.Help()
+			}
+		}
 	}
-	cmd.Args, cmd.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-	markArgs(cmd)
 }
 
 // flagValues has the words that flags take, whichever command has them.

@@ -23,6 +23,9 @@ func TestSuggestions(t *testing.T) {
 		"get srvices --namespce a":        `unknown command "srvices" for "nftproxy get": did you mean "services"?`,
 		"--config=config.conf":            "unknown flag: --config: did you mean nftproxy run --config?",
 		"completion bsh":                  `did you mean "bash"?`,
+		"help chek":                       `unknown command "chek" for "nftproxy": did you mean "check"?`,
+		"help get servces":                `unknown command "servces" for "nftproxy get": did you mean "services"?`,
+		"help run x":                      `unknown command "x" for "nftproxy run"`,
 		"top --colour":                    "unknown flag: --colour",
 	} {
 		var stderr bytes.Buffer

@@ -2,8 +2,10 @@ package kubeproxyconfig
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"reflect"
@@ -84,6 +86,36 @@ func (f *File) checkTLS() error {
 	return errors.Join(errs...)
 }
 
+// fields are those that a file may have.
+type fields struct {
+	v1alpha1.KubeProxyConfiguration `json:",inline"`
+	NoMasqueradeCIDRs               []string  `json:"noMasqueradeCIDRs"`
+	MetricsServerTLS                ServerTLS `json:"metricsServerTLS"`
+	HealthzServerTLS                ServerTLS `json:"healthzServerTLS"`
+}
+
+// wrongTypes returns an error for each field below the path whose value cannot be decoded. It decodes each by itself,
+// since the decoder's errors end at the first one, and those about times name no field.
+func wrongTypes(path []string, value json.RawMessage) (errs []error) {
+	var below map[string]json.RawMessage
+	if json.Unmarshal(value, &below) == nil {
+		for _, name := range slices.Sorted(maps.Keys(below)) {
+			errs = append(errs, wrongTypes(append(path[:len(path):len(path)], name), below[name])...)
+		}
+	}
+	if len(errs) > 0 {
+		return errs
+	}
+	alone := value
+	for _, name := range slices.Backward(path) {
+		alone = fmt.Appendf(nil, "{%q: %s}", name, alone)
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(alone, new(fields)); err != nil {
+		return []error{fmt.Errorf("%s: %s: %w", strings.Join(path, "."), value, err)}
+	}
+	return nil
+}
+
 // Parse reads a file in YAML or JSON. An unknown or repeated field is a mistake and
 // no error, as with kube-proxy, which then decodes leniently (loadConfig in cmd/kube-proxy/app/options.go). The error
 // joins one error for each bad field; with these the file is there too, so that its other fields can be judged.
@@ -100,15 +132,10 @@ func Parse(text []byte) (*File, error) {
 	if n := documents(text); n > 1 {
 		f.Mistakes = append(f.Mistakes, fmt.Sprintf("%d documents in one file: the first one counts", n))
 	}
-	var all struct {
-		v1alpha1.KubeProxyConfiguration `json:",inline"`
-		NoMasqueradeCIDRs               []string  `json:"noMasqueradeCIDRs"`
-		MetricsServerTLS                ServerTLS `json:"metricsServerTLS"`
-		HealthzServerTLS                ServerTLS `json:"healthzServerTLS"`
-	}
+	var all fields
 	unknown, err := kjson.UnmarshalStrict(document, &all)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(wrongTypes(nil, document)...)
 	}
 	f.Config, f.NoMasqueradeCIDRs = all.KubeProxyConfiguration, all.NoMasqueradeCIDRs
 	f.MetricsServerTLS, f.HealthzServerTLS = all.MetricsServerTLS, all.HealthzServerTLS

@@ -85,6 +85,28 @@ func TestRepeatedField(t *testing.T) {
 	}
 }
 
+// TestWrongTypes: an error names each field whose value has a wrong type.
+func TestWrongTypes(t *testing.T) {
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for text, want := range map[string][]string{
+		"conntrack: {tcpEstablishedTimeout: 1d}":          {"conntrack.tcpEstablishedTimeout: \"1d\": "},
+		"configSyncPeriod: 900":                           {"configSyncPeriod: 900: "},
+		"iptables: {syncPeriod: 3 s, minSyncPeriod: x}":   {"iptables.minSyncPeriod: ", "iptables.syncPeriod: \"3 s\": "},
+		"oomScoreAdj: low\nnodePortAddresses: 10.0.0.0/8": {"oomScoreAdj: \"low\": ", "nodePortAddresses: "},
+		"conntrack: 5": {"conntrack: 5: "},
+		"detectLocal: {bridgeInterface: [a]}\nmode: [ipvs]\n": {"detectLocal.bridgeInterface: ", "mode: "},
+		"logging: {flushFrequency: 5 s}":                      {"logging.flushFrequency: "},
+		"featureGates: {A: maybe}":                            {"featureGates.A: \"maybe\": "},
+	} {
+		_, err := kubeproxyconfig.Parse([]byte(head + text))
+		for _, want := range want {
+			if err == nil || !strings.Contains("\n"+err.Error(), "\n"+want) {
+				t.Errorf("%s: error %v, want %q", text, err, want)
+			}
+		}
+	}
+}
+
 // TestDocuments: of several documents the first one counts, as in kube-proxy, and the others are a mistake. Separators
 // and comments are none.
 func TestDocuments(t *testing.T) {

@@ -174,6 +174,8 @@ type Target struct {
 	About string `json:"about"`
 
 	addr netip.AddrPort
+	// here says that the objects have the endpoint on this node.
+	here bool
 }
 
 // Affinity is a remembered client.

@@ -3,7 +3,6 @@ package explain
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -85,12 +84,14 @@ func (x *explainer) conditions(e *service.Endpoint) string {
 	return e.State() + ", on node " + e.Node
 }
 
-// aboutEndpoint says what the objects tell of an endpoint of the port.
-func (x *explainer) aboutEndpoint(p *service.Port, a netip.AddrPort) string {
-	if e := p.Endpoints.Find(service.Endpoint{Addr: a}); e != nil {
-		return clean(x.conditions(e))
+// about adds what the objects tell of an endpoint of the port.
+func (x *explainer) about(p *service.Port, t *Target) {
+	e := p.Endpoints.Find(service.Endpoint{Addr: t.addr})
+	if e == nil {
+		t.About = clean("not among the endpoints by " + x.facts.Source)
+		return
 	}
-	return clean("not among the endpoints by " + x.facts.Source)
+	t.About, t.here = clean(x.conditions(e)), e.Node != "" && e.Node == x.snapshot().Node.Name
 }
 
 // whyThese says why the packet goes to fewer endpoints than the Service has.

@@ -107,6 +107,11 @@ func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
 	if there.Local {
 		return "", "", ""
 	}
+	if t.here && there.Next != endpoint {
+		x.note("not known: whether the endpoint %s gets the packet: its pod is on this node, which sends the packet to %s "+
+			"by %s; where pods have routes of their own, the pod's route or link is missing (ip route get %s)", t.Address,
+			there.Next, there.Device, endpoint)
+	}
 	if there.Neighbour == NeighbourUnknown {
 		unknown = fmt.Sprintf("%s (by %s)", there.Next, there.Device)
 	}

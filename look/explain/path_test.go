@@ -59,6 +59,9 @@ func TestPath(t *testing.T) {
 			"veth5 so far"},
 		"no gateway": {with(good, func(h *explain.Hop) { h.Neighbour, h.Next = explain.NeighbourAbsent, gateway }), back,
 			true, "no host has 192.168.0.1, the next hop to 10.244.0.5"},
+		"gateway": {with(good, func(h *explain.Hop) { h.Device, h.Next = "eth0", gateway }), back, false,
+			"not known: whether the endpoint 10.244.0.5:80 gets the packet: its pod is on this node, which sends "+
+				"the packet to 192.168.0.1 by eth0"},
 		"no client": {good, with(back, func(h *explain.Hop) { h.Neighbour = explain.NeighbourAbsent }), true,
 			"no host has the client's address 10.244.0.9"},
 		"not known": {with(good, func(h *explain.Hop) { h.Neighbour = explain.NeighbourUnknown }), back, false,
@@ -74,6 +77,7 @@ func TestPath(t *testing.T) {
 	} {
 		w := worldOf(t, "node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.2\n  port http tcp "+
 			"80\n    endpoint 10.244.0.5:80 node-1 ready serving\n")
+		w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
 		w.facts.Way = func(netip.Addr) string { return "by veth9" }
 		w.facts.Hop = func(p nft.Packet, _ bool) (explain.Hop, bool) {
 			h := c.there

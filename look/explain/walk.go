@@ -157,7 +157,7 @@ func (x *explainer) describe(targets []Target) {
 		return
 	}
 	for i := range targets {
-		targets[i].About = x.aboutEndpoint(p, targets[i].addr)
+		x.about(p, &targets[i])
 	}
 }
 

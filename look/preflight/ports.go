@@ -60,13 +60,16 @@ func (o Options) takenPort(ctx context.Context, probe, address string) Finding {
 		return yellow(probe, address+" is in use",
 			"if kube-proxy has it: nftproxy takes it once kube-proxy has ended; else choose another address")
 	}
-	keepers, err := tablekeeper.Describe(o.Table, "")
+	keepers, err := tablekeeper.List()
 	if err != nil {
 		return failed(probe, err)
 	}
-	if len(keepers) == 0 {
+	switch n := len(keepers.Texts(o.Table, "")); {
+	case n == 0:
 		return yellow(probe, fmt.Sprintf("%s is in use by an nftproxy that does not keep the table %s", address, o.Table),
 			"for a second nftproxy on the node choose another address")
+	case n < len(keepers):
+		return green(probe, fmt.Sprintf("%s is served by one of the %d nftproxies that run", address, len(keepers)))
 	}
 	return green(probe, address+" is served by the nftproxy that runs")
 }
