@@ -3,18 +3,22 @@ GO ?= go
 
 ARCHES ?= amd64 arm64
 
+# Everything is built in one way, without cgo as the image is: what one target compiled, the next finds in Go's cache.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -trimpath)
+
 .PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-node bench-stages cluster cluster-migrate cluster-down realcluster lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 build: ## build bin/nftproxy, the static binary that is in the image
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
+	$(GO) build -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
 
 image: ## write bin/nftproxy-image.tar, the OCI image for ARCHES (amd64 arm64), named IMAGE
 	@for arch in $(ARCHES); do \
 		echo "building bin/linux-$$arch/nftproxy"; \
-		GOOS=linux GOARCH=$$arch CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w" -o bin/linux-$$arch/nftproxy ./cmd/nftproxy || exit 1; \
+		GOOS=linux GOARCH=$$arch $(GO) build -buildvcs=auto -ldflags "-s -w" -o bin/linux-$$arch/nftproxy ./cmd/nftproxy || exit 1; \
 	done
 	$(GO) -C hack/release run . image $(if $(IMAGE),--name $(IMAGE)) -o $(CURDIR)/bin/nftproxy-image.tar $(ARCHES:%=$(CURDIR)/bin/linux-%/nftproxy)
 
@@ -25,8 +29,7 @@ release: ## write the files of a release into bin/release: binaries, image, mani
 test: build lint ## run every test: unit and property, as root also kernel and API server
 	@test "$$(id -u)" -ne 0 || hack/build-tools.sh
 	$(GO) test -timeout 30m $$($(GO) list ./... | grep -v '^nftproxy/cmd/nftproxy$$')
-	@# Without cgo, as in the image: only then run gives up privileges, and these tests start it most.
-	CGO_ENABLED=0 $(GO) test -timeout 30m ./cmd/nftproxy
+	$(GO) test -timeout 30m ./cmd/nftproxy
 	$(GO) -C hack/release test ./...
 	$(GO) -C hack/helm test ./...
 	$(GO) -C hack/promql test ./...
@@ -110,7 +113,7 @@ SOAK ?= 1h
 soak: build ## random events for SOAK=1h under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down, OLDER=commit has upgrades from there; as root
 	hack/build-tools.sh
 	$(GO) build -o bin/soak ./test/cmd/soak
-	$(if $(OLDER),rm -rf bin/older && mkdir -p bin/older && git archive $(OLDER) | tar -x -C bin/older && CGO_ENABLED=0 $(GO) -C bin/older build -trimpath -o $(CURDIR)/bin/nftproxy-older ./cmd/nftproxy)
+	$(if $(OLDER),rm -rf bin/older && mkdir -p bin/older && git archive $(OLDER) | tar -x -C bin/older && $(GO) -C bin/older build -o $(CURDIR)/bin/nftproxy-older ./cmd/nftproxy)
 	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older --older-commit=$(OLDER)) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
 
 .PHONY: neighbours
@@ -124,7 +127,7 @@ neighbours-short: build ## run nftproxy beside two real programs of a node, with
 	bin/neighbours --only=nftables-default,keepalived --small --quiet --at-once=20 --patience=1m --attempts=3 --docs=bin/neighbours-short
 
 demo: build ## show the proxy at work on real traffic, without a cluster
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/demo ./demo
+	$(GO) build -ldflags "-s -w" -o bin/demo ./demo
 	bin/demo
 
 bench: build ## compare with kube-proxy and the bare kernel at every size; more than an hour, as root
@@ -168,10 +171,10 @@ cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/
 realcluster:
 	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
 	$(GO) -C hack/helm build -o $(CURDIR)/bin/helm .
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
+	$(GO) build -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
 
 cluster-down: ## end the cluster of make cluster, and remove everything that it left
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
+	$(GO) build -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
 	bin/realcluster down
 
 lint: ## gofmt, go vet and staticcheck at its pinned version

@@ -60,7 +60,7 @@ func TestPath(t *testing.T) {
 		"no gateway": {with(good, func(h *explain.Hop) { h.Neighbour, h.Next = explain.NeighbourAbsent, gateway }), back,
 			true, "no host has 192.168.0.1, the next hop to 10.244.0.5"},
 		"gateway": {with(good, func(h *explain.Hop) { h.Device, h.Next = "eth0", gateway }), back, false,
-			"not known: whether the endpoint 10.244.0.5:80 gets the packet: its pod is on this node, which sends "+
+			"not known: whether the endpoint 10.244.0.5:80 gets the packet: its pod is on this node, which sends " +
 				"the packet to 192.168.0.1 by eth0"},
 		"no client": {good, with(back, func(h *explain.Hop) { h.Neighbour = explain.NeighbourAbsent }), true,
 			"no host has the client's address 10.244.0.9"},
