@@ -133,6 +133,10 @@ func (e *Ejector) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case e.snapshot = <-e.snapshots:
+			if e.look.IsZero() {
+				e.soonest = pace.Later(time.Now(), e.soonest)
+				e.look = e.soonest
+			}
 		case a := <-e.answers:
 			news = append(news, a)
 		case <-timer.C:
@@ -145,7 +149,9 @@ func (e *Ejector) Run(ctx context.Context) error {
 			continue
 		}
 		e.work(ctx, news)
-		timer.Reset(time.Until(pace.Soonest(e.look, e.again, e.listen)))
+		if next := pace.Soonest(e.look, e.again, e.listen); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -164,7 +170,7 @@ func (e *Ejector) work(ctx context.Context, news []func()) {
 	for _, tell := range news {
 		tell()
 	}
-	if e.hear(time.Now()); !time.Now().Before(e.look) {
+	if e.hear(time.Now()); !e.look.IsZero() && !time.Now().Before(e.look) {
 		e.lookAt(ctx, &report)
 	}
 	walk := report.CPU
@@ -218,7 +224,7 @@ func (e *Ejector) ask(ctx context.Context, a ejection.Ask) {
 
 // hear brings the next look forward if clients have repeated first packets.
 func (e *Ejector) hear(now time.Time) {
-	if e.config.Repeats == nil || now.Before(e.listen) {
+	if e.config.Repeats == nil || e.look.IsZero() || now.Before(e.listen) {
 		return
 	}
 	n, err := e.config.Repeats()
@@ -249,7 +255,7 @@ func (e *Ejector) asked(mode ejection.Mode) bool {
 // lookAt reads the connections without an answer.
 func (e *Ejector) lookAt(ctx context.Context, report *Report) {
 	if e.machine.Idle() && !e.asked(ejection.Report) {
-		e.look = time.Now().Add(every)
+		e.look, e.listen, e.soonest = time.Time{}, time.Time{}, time.Now().Add(every)
 		return
 	}
 	var flows []ejection.Flow

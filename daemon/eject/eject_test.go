@@ -327,28 +327,41 @@ func TestReport(t *testing.T) {
 	})
 }
 
-// With mode Off nothing is read until a Service asks for it.
+// With mode Off nothing is read, and the process sleeps, until a Service asks for it, and after none asks any more.
 func TestOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		connections := &table{}
-		e := newEjector(Config{Table: connections, Set: func(service.Adjustments) {}, Observe: func(Report) {}})
+		var heard, worked atomic.Int64
+		e := newEjector(Config{Table: connections, Set: func(service.Adjustments) {}, Observe: func(Report) {},
+			Repeats: func() (uint64, error) { heard.Add(1); return 0, nil }})
+		e.cpu = func() time.Duration { worked.Add(1); return 0 }
 		done := make(chan error)
 		go func() { done <- e.Run(ctx) }()
-		s := snapshot("own", "a", "b")
-		e.Notify(s)
-		time.Sleep(time.Minute)
-		if n := connections.change(nil, nil); n > 0 {
-			t.Errorf("%d looks", n)
+		quiet := snapshot("own", "a", "b")
+		isQuiet := func() {
+			t.Helper()
+			e.Notify(quiet)
+			time.Sleep(2 * time.Second) // a look may be due
+			looks, calls, steps := connections.change(nil, nil), heard.Load(), worked.Load()
+			time.Sleep(time.Minute)
+			if n, c := connections.change(nil, nil), heard.Load(); n > looks || c > calls || worked.Load() > steps {
+				t.Errorf("%d looks, %d times heard, %d steps", n-looks, c-calls, worked.Load()-steps)
+			}
 		}
-		asks := s.Services.At("shop/web").Clone()
-		asks.Options.Eject = service.EjectReport
-		s.Services = s.Services.Set(asks.Name, asks)
-		e.Notify(s)
+		isQuiet()
+		asks := quiet
+		s := asks.Services.At("shop/web").Clone()
+		s.Options.Eject = service.EjectReport
+		asks.Services = asks.Services.Set(s.Name, s)
+		e.Notify(asks)
 		time.Sleep(10 * time.Second)
-		if connections.change(nil, nil) == 0 {
+		if connections.change(nil, nil) == 0 || heard.Load() == 0 {
 			t.Error("no look, although a Service asks for it")
 		}
+		e.Notify(quiet)
+		time.Sleep(time.Minute) // the next look is the last
+		isQuiet()
 		cancel()
 		<-done
 	})
