@@ -224,12 +224,9 @@ func TestEjectFlapping(t *testing.T) {
 	r.end()
 }
 
-// TestEjectThousand: a node with 1,000 endpoints of 100 Services in four namespaces stops to answer. All of them are
-// left out, the Services are served by the other node, and all come back.
-func TestEjectThousand(t *testing.T) {
-	const services, each = 100, 10
-	w := newEjectWorld(t, 1)
-	var manifests strings.Builder
+// addCrowds adds the nodes dead and living with 1,000 pods each, at crowdAt(0, i) and crowdAt(1, i).
+func (w *ejectWorld) addCrowds(t *testing.T) {
+	t.Helper()
 	for i, node := range []string{"dead", "living"} {
 		pod, err := w.AddRemotePod(node)
 		if err != nil {
@@ -241,10 +238,60 @@ func TestEjectThousand(t *testing.T) {
 		testnet.Require(t, pod.NS.AddAddr("lo", many)) // all of them
 		serveVisits(t, pod, 8080, node)
 	}
-	at := func(node, i, j int) netip.Addr {
-		n := i*each + j
-		return netip.AddrFrom4([4]byte{10, 244, byte(4 + 4*node + n/250), byte(1 + n%250)})
+}
+
+func crowdAt(node, i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 244, byte(4 + 4*node + i/250), byte(1 + i%250)})
+}
+
+// TestEjectAmongMany: a node with five of a Service's thirty endpoints, and with one of another's three, stops to answer.
+// All of them are left out, and none waits since no other endpoint of its port had answered the node: they do.
+func TestEjectAmongMany(t *testing.T) {
+	const most, all = 5, 30
+	w := newEjectWorld(t, 1)
+	w.addCrowds(t)
+	large := map[netip.Addr]string{}
+	for i := range all {
+		large[crowdAt(boolInt(i >= most), i)] = []string{"dead", "living"}[boolInt(i >= most)]
 	}
+	small := map[netip.Addr]string{crowdAt(0, all): "dead", crowdAt(1, all): "living", crowdAt(1, all+1): "living"}
+	r := w.startWithServer(t, w.Outside, w.OutsideAddrs.V4(), serviceManifest("shop", "web", "10.96.0.10", large)+
+		serviceManifest("shop", "small", "10.96.0.11", small)+nodeManifest("dead", crowdAt(0, 0))+
+		nodeManifest("living", crowdAt(1, 0))+nodeManifest("node-1", w.NodeAddrs.V4()))
+	stop := clientLoad(t.Context(), w.client, 10*time.Millisecond, 10*time.Second)
+	partition(t, w, "10.244.4.0/22")
+	var senders []netip.Addr
+	for i := range 32 {
+		senders = append(senders, netip.AddrFrom4([4]byte{10, 244, 0, byte(150 + i)}))
+	}
+	hang(t, w.client, senders, "10.96.0.11:80")
+	n := 0
+	r.await("that all endpoints of the node are left out", func(l logged) bool {
+		if notKept(l) {
+			t.Errorf("endpoints are kept: %s", l.Reason)
+		}
+		n += boolInt(notAnswering(l))
+		if l.Msg == "further endpoints do not answer" {
+			n += l.Endpoints
+		}
+		return n == most+1
+	})
+	for _, o := range stop() {
+		if o.err != nil {
+			t.Errorf("a connection that began before: %v", o.err)
+		}
+	}
+	r.end()
+}
+
+// TestEjectThousand: a node with 1,000 endpoints of 100 Services in four namespaces stops to answer. All of them are
+// left out, the Services are served by the other node, and all come back.
+func TestEjectThousand(t *testing.T) {
+	const services, each = 100, 10
+	w := newEjectWorld(t, 1)
+	var manifests strings.Builder
+	w.addCrowds(t)
+	at := func(node, i, j int) netip.Addr { return crowdAt(node, i*each+j) }
 	for i := range services {
 		fmt.Fprintf(&manifests, `
 apiVersion: v1
