@@ -244,8 +244,8 @@ func crowdAt(node, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 244, byte(4 + 4*node + i/250), byte(1 + i%250)})
 }
 
-// TestEjectAmongMany: a node with five of a Service's thirty endpoints, and with one of another's three, stops to answer.
-// All of them are left out, and none waits since no other endpoint of its port had answered the node: they do.
+// TestEjectAmongMany: a node with five of a Service's thirty endpoints, and with one of another's three, stops to
+// answer. All of them are left out, and none waits since no other endpoint of its port had answered the node: they do.
 func TestEjectAmongMany(t *testing.T) {
 	const most, all = 5, 30
 	w := newEjectWorld(t, 1)

@@ -27,9 +27,8 @@ const (
 // has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest, and all
 // of them in the end. A Tracker follows the snapshots of one process. The endpoints of the first one are not new.
 type Tracker struct {
-	last  service.Snapshot
-	begun bool
-	// fresh has the Services with new endpoints.
+	last service.Snapshot
+	// fresh has the Services with new endpoints; nil before the first snapshot.
 	fresh map[service.Name]*fresh
 	// full has the Services whose last new endpoints were beyond the bounds.
 	full map[service.Name]bool
@@ -56,11 +55,10 @@ type fresh struct {
 // change.
 func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growing service.Adjustments, next time.Time,
 	refused []service.Name) {
+	var touched []service.Name
 	if t.fresh == nil {
 		t.fresh, t.full, t.of = map[service.Name]*fresh{}, map[service.Name]bool{}, map[string]int{}
-	}
-	var touched []service.Name
-	if t.begun {
+	} else {
 		for change := range treap.Diff(t.last.Services, s.Services) {
 			followed := t.fresh[change.Key] != nil
 			switch {
@@ -75,7 +73,7 @@ func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growing service.Adj
 			}
 		}
 	}
-	t.last, t.begun = s, true
+	t.last = s
 	if !t.next.IsZero() && !now.Before(t.next) {
 		t.next = time.Time{}
 		for name, f := range t.fresh {

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"nftproxy/model/claims"
-	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -93,7 +92,10 @@ func NamesIn(s *nft.SetContents) []service.Name {
 
 // readTables returns the snapshot, and what it was made of.
 func readTables(m *nft.Model, table string, node *service.Node) (service.Snapshot, *readback) {
-	r := &readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}
+	r := &readback{
+		node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{},
+		onNode: map[netip.Addr]bool{}, maybeOnNode: map[netip.Addr]bool{},
+	}
 	snapshot := service.Snapshot{Node: node}
 	var frontends []*servedFrontend
 	var reached, here []netip.Prefix
@@ -145,19 +147,11 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 // readback collects the Services of both families.
 type readback struct {
 	node     *service.Node
-	families ip.PerFamily[familyFacts]
 	services map[service.Name]*servedService
 	// names has the names that stand in cluster-ips, sorted.
 	names  []service.Name
 	owners map[service.Claim]service.Name
-}
-
-// familyFacts are the facts of a family that belong to no single Service.
-type familyFacts struct {
-	// clusterIPs names the owner of each cluster IP.
-	clusterIPs map[netip.Addr]service.Name
-	// onNode has the addresses of endpoints on the node, maybeOnNode those of
-	// endpoints that may be there.
+	// onNode has the addresses of endpoints on the node, maybeOnNode those of endpoints that may be there.
 	onNode, maybeOnNode map[netip.Addr]bool
 }
 
@@ -174,9 +168,6 @@ func (r *readback) service(name service.Name) *servedService {
 // readClusterIPs reads the names of the Services with their cluster IPs, and the
 // endpoints on the node.
 func (r *readback) readClusterIPs(family nft.Family, c *nft.Contents) {
-	facts := r.families.Of(family)
-	facts.clusterIPs, facts.onNode, facts.maybeOnNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{},
-		map[netip.Addr]bool{}
 	for _, e := range sortedElements(c, clusterIPs) {
 		a := addrOf(e.Key)
 		name := service.Name(e.Comment)
@@ -188,14 +179,13 @@ func (r *readback) readClusterIPs(family nft.Family, c *nft.Contents) {
 		}
 		list := r.service(name).clusterIPs.Of(family)
 		*list = append(*list, a)
-		facts.clusterIPs[a] = name
 		r.owners[service.Claim{Addr: a}] = name
 	}
 	for _, e := range sortedElements(c, hairpin) {
 		if a := addrOf(e.Key[:len(e.Key)/2]); e.Comment == maybeHere {
-			facts.maybeOnNode[a] = true
+			r.maybeOnNode[a] = true
 		} else {
-			facts.onNode[a] = true
+			r.onNode[a] = true
 		}
 	}
 }
@@ -224,8 +214,7 @@ func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
 		return "", ""
 	}
 	beginning := strings.TrimSuffix(f.comment, ellipsis)
-	if owner := r.families.Of(f.Family).clusterIPs[f.Addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner),
-		beginning) {
+	if owner := r.owners[service.Claim{Addr: f.Addr}]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
 		return owner, ""
 	}
 	first, _ := slices.BinarySearch(r.names, service.Name(beginning))

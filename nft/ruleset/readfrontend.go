@@ -25,15 +25,12 @@ type servedFrontend struct {
 	// Service has.
 	alsoClusterIP bool
 
-	// restricted says that only Sources may reach the frontend. They include the
-	// load balancer's own addresses, and list does not; by is the comment that names the Service whose
+	// list has the Sources without the load balancer's own addresses, and by is the comment that names the Service whose
 	// firewall it is.
-	restricted bool
-	list       *service.Sources
-	by         string
-	// external says that outsiders get the list Local. All other clients get the list
-	// Cluster; without external, outsiders get it too.
-	external bool
+	list *service.Sources
+	by   string
+	// twoLists says that outsiders get the list Local, and all others the list Cluster. Else all get Cluster.
+	twoLists bool
 	// balance says how packets draw an endpoint.
 	balance service.Balance
 	// timeouts are those that connections get.
@@ -92,13 +89,13 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	verdict := element.Verdict
 	if sources, restricted := r.sources[strings.TrimPrefix(verdict.Chain, r.chainPrefix)]; restricted {
 		behind := r.element(r.access.restricted, element.Key)
-		f.restricted, f.Sources, f.list, verdict = true, sources, sources, behind.Verdict
+		f.Sources, f.list, verdict = sources, sources, behind.Verdict
 		f.by, _ = strings.CutPrefix(behind.Comment, alsoClusterIPOf)
 		if itself := r.itself[element.Key]; len(itself) > 0 {
 			f.Sources = service.NewSources(append(itself, sources.Ranges()...))
 		}
 	}
-	f.external = verdict.Chain == r.externalChain
+	f.twoLists = verdict.Chain == r.externalChain
 	f.Fate = r.fate(verdict, element.Key)
 	shared, _ := parseShared(verdict.Chain)
 	f.localOnly = shared.lists == localList
@@ -148,7 +145,7 @@ func (f *servedFrontend) failover() service.Failover {
 	switch {
 	case f.Fate == obstacle.Passed, f.Fate == obstacle.PassedOutside:
 		return service.FailoverPass
-	case f.external && f.Fate == obstacle.Served && len(f.Local) == 0:
+	case f.twoLists && f.Fate == obstacle.Served && len(f.Local) == 0:
 		return service.FailoverCluster
 	}
 	return service.FailoverDrop

@@ -107,7 +107,7 @@ func (s *servedService) service(r *readback) *service.Service {
 	s.setAddresses(svc)
 	s.setFirewall(svc, r.node)
 	for f := range s.frontends() {
-		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.Fate == obstacle.Passed)
+		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.twoLists || f.Fate == obstacle.Passed)
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover())
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.Affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
@@ -226,9 +226,9 @@ func (s *servedService) directSources(svc *service.Service,
 		isTold, isOpen, list := told.Of(f.Family), open.Of(f.Family), direct.Of(f.Family)
 		switch {
 		case f.IsNodePort() || f.restrictedByItself() && f.unlikeBalancer(node):
-			*isTold, *isOpen, *list = true, !f.restricted, f.list
-		case *isTold, f.restricted && !f.restrictedByItself():
-		case !f.restricted:
+			*isTold, *isOpen, *list = true, f.Sources == nil, f.list
+		case *isTold, f.Sources != nil && !f.restrictedByItself():
+		case f.Sources == nil:
 			*isOpen = *isOpen || !slices.Contains(svc.ClusterIPs, f.Addr)
 		case *list == nil:
 			*list = f.list
@@ -276,13 +276,13 @@ func (f *servedFrontend) listIs(s *service.Sources) bool {
 }
 
 // restrictedByItself says whether the firewall is that of the frontend's Service.
-func (f *servedFrontend) restrictedByItself() bool { return f.restricted && f.by == f.comment }
+func (f *servedFrontend) restrictedByItself() bool { return f.Sources != nil && f.by == f.comment }
 
 // restrictions returns the restrictions by other Services; nil for none.
 func (s *servedService) restrictions(svc *service.Service) *service.Restrictions {
 	var list []service.Restriction
 	for f := range s.frontends() {
-		if _, _, own := svc.FirewallAt(f.Claim(), nil); f.restricted && !own {
+		if _, _, own := svc.FirewallAt(f.Claim(), nil); f.Sources != nil && !own {
 			list = append(list, service.Restriction{
 				Claim: f.Claim(), By: service.Name(f.by),
 				Firewall: service.Firewall{Sources: f.Sources, Addresses: []netip.Addr{f.Addr}},
@@ -317,7 +317,7 @@ func (p *servedPort) inFamily(svc *service.Service, family ip.Family) (in portIn
 		case f.Family != family:
 		case slices.Contains(svc.ClusterIPs, f.Addr):
 			in.internal = f
-		case in.external == nil || f.external:
+		case in.external == nil || f.twoLists:
 			in.external = f
 		}
 	}
@@ -350,7 +350,6 @@ const elsewhere = "-"
 // endpoints returns the endpoints of all lists, such that Choose makes the same lists.
 func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.Family) []service.Endpoint {
 	var cluster, local readList
-	facts := r.families.Of(family)
 	switch {
 	case in.external != nil:
 		cluster = readList{in.external.Cluster, in.external.ClusterSlots}
@@ -360,11 +359,11 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.F
 	switch {
 	case in.internal != nil && svc.InternalPolicy == service.Local:
 		local = readList{in.internal.Cluster, in.internal.ClusterSlots}
-	case in.external != nil && in.external.external:
+	case in.external != nil && in.external.twoLists:
 		local = readList{in.external.Local, in.external.LocalSlots}
 	default:
 		for _, a := range cluster.targets {
-			if facts.onNode[a.Addr()] {
+			if r.onNode[a.Addr()] {
 				local.targets = append(local.targets, a)
 			}
 		}
@@ -378,7 +377,7 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.F
 		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere, Weight: weights[a]}
 		if local.has(a) {
 			list[i].Node = r.node.Name
-		} else if facts.onNode[a.Addr()] || facts.maybeOnNode[a.Addr()] {
+		} else if r.onNode[a.Addr()] || r.maybeOnNode[a.Addr()] {
 			list[i].Node = ""
 		}
 		if hinted {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"nftproxy/model/obstacle"
@@ -145,8 +144,8 @@ func (f *Frontend) kind() int {
 func (f *servedFrontend) exported(svc *service.Service) Frontend {
 	e := f.Frontend
 	e.ClusterIP, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), f.chains()
-	e.Split = f.external && f.failover() != service.FailoverCluster
-	if f.restricted {
+	e.Split = f.twoLists && f.failover() != service.FailoverCluster
+	if f.Sources != nil {
 		e.SourcesOf = svc.Name
 		if !f.restrictedByItself() {
 			e.SourcesOf = service.Name(f.by)
@@ -173,7 +172,7 @@ func (f *servedFrontend) chains() []string {
 	var chains []string
 	for _, set := range []string{portRanges, f.reader.verdicts, f.reader.restricted, f.reader.localVerdicts,
 		f.reader.clusterVerdicts, f.reader.learners} {
-		if set == f.reader.restricted && !f.restricted || set == portRanges && f.Ranges == "" {
+		if set == f.reader.restricted && f.Sources == nil || set == portRanges && f.Ranges == "" {
 			continue
 		}
 		if to := f.reader.element(set, f.key).Verdict.Chain; to != "" && !slices.Contains(chains, to) {
@@ -181,80 +180,4 @@ func (f *servedFrontend) chains() []string {
 		}
 	}
 	return chains
-}
-
-// ChainKind says what a chain of our tables is for.
-type ChainKind string
-
-// The kinds of chains.
-const (
-	// BaseChain is a chain with a hook, where packets begin.
-	BaseChain ChainKind = "base"
-	// DispatchChain refuses unknown ports of cluster IPs and looks up node ports.
-	DispatchChain ChainKind = "dispatch"
-	// RefuseChain answers by a TCP reset or ICMP.
-	RefuseChain ChainKind = "refuse"
-	// DropChain counts packets and drops them.
-	DropChain ChainKind = "drop"
-	// ExternalLocalChain chooses one of the two lists of external policy Local.
-	ExternalLocalChain ChainKind = "external-local"
-	// SourceRangesChain lets in the sources of source ranges.
-	SourceRangesChain ChainKind = "source-ranges"
-	// EndpointsChain translates to one of a number of endpoints.
-	EndpointsChain ChainKind = "endpoints"
-	// AffinityChain translates to the endpoint that is remembered for the client.
-	AffinityChain ChainKind = "affinity"
-	// LearnChain remembers the endpoint of a client.
-	LearnChain ChainKind = "learn"
-	// LayoutChain is empty, and its name has the number of the layout (Layout).
-	LayoutChain ChainKind = "layout"
-	// RangesChain leads on the ports of a list of ranges.
-	RangesChain ChainKind = "port-ranges"
-	// ForeignChain is one that no version of the compiler makes.
-	ForeignChain ChainKind = "foreign"
-)
-
-// KindOfChain returns the kind of a chain, by its hook and name.
-func KindOfChain(c *nft.Chain) ChainKind {
-	if c.Hook != nil {
-		return BaseChain
-	}
-	switch c.Name {
-	case dispatch:
-		return DispatchChain
-	case externalLocal, nodePortExternalLocal, rangeExternalLocal:
-		return ExternalLocalChain
-	case servicesRestricted, nodePortsRestricted:
-		return SourceRangesChain
-	case checkUnallocated, checkUntranslated:
-		return DropChain
-	case checkUnknownPort:
-		return RefuseChain
-	}
-	switch {
-	case strings.HasPrefix(strings.TrimPrefix(c.Name, nodePortPrefix), sourceRanges):
-		return SourceRangesChain
-	case strings.HasPrefix(c.Name, rangeListPrefix):
-		return RangesChain
-	case strings.HasPrefix(c.Name, layoutPrefix):
-		return LayoutChain
-	}
-	for _, cause := range Causes() {
-		switch {
-		case !slices.Contains(cause.Chains(), c.Name):
-		case cause.Drops():
-			return DropChain
-		default:
-			return RefuseChain
-		}
-	}
-	switch shared, ok := parseShared(c.Name); {
-	case !ok:
-		return ForeignChain
-	case shared.learn > 0:
-		return LearnChain
-	case shared.clients != clients{}:
-		return AffinityChain
-	}
-	return EndpointsChain
 }
