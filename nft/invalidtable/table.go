@@ -86,8 +86,12 @@ func look(conn *nftables.Conn, table *nftables.Table) (state State, dropped uint
 	if err != nil {
 		return failed(err)
 	}
-	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table.Name }) {
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == table.Name })
+	if i < 0 {
 		return Absent, 0, nil
+	}
+	if tables[i].Flags != 0 {
+		return Different, 0, nil // A dormant table has its rules, but no packet meets them.
 	}
 	chains, err := conn.ListChainsOfTableFamily(table.Family)
 	if err != nil {

@@ -59,6 +59,7 @@ func TestTable(t *testing.T) {
 		"flush chain inet nftproxy-invalid forward; delete chain inet nftproxy-invalid forward",
 		"flush chain inet nftproxy-invalid forward; add rule inet nftproxy-invalid forward ct state new counter drop",
 		"add chain inet nftproxy-invalid forward { policy drop; }", "add chain inet nftproxy-invalid another",
+		"add table inet nftproxy-invalid { flags dormant; }",
 	} {
 		if err := cmd.Load(ns, change); err != nil {
 			t.Fatal(err)
