@@ -225,7 +225,6 @@ const (
 func listIgnoredFlags() []ignoredFlag {
 	return []ignoredFlag{
 		{"proxy-mode", "", nftablesOnly},
-		{"bind-address", "0.0.0.0", "the node's primary addresses are those of its Node object"},
 		{"kube-api-content-type", "application/vnd.kubernetes.protobuf", noLimit},
 		{"kube-api-qps", float32(5), noLimit},
 		{"kube-api-burst", 10, noLimit},
@@ -287,9 +286,11 @@ func addAliasFlags(f *pflag.FlagSet) {
 	f.Duration(ipvsPeriod, time.Second, "")
 	f.String(ipvsScheduler, "", "")
 	f.Bool(localhostNodePorts, true, "")
+	f.String(bindAddress, "0.0.0.0", "")
 	f.Int("healthz-port", 10256, "")
 	f.Int("metrics-port", 10249, "")
-	for _, name := range []string{ipvsPeriod, ipvsScheduler, localhostNodePorts, "healthz-port", "metrics-port"} {
+	for _, name := range []string{ipvsPeriod, ipvsScheduler, localhostNodePorts, bindAddress, "healthz-port",
+		"metrics-port"} {
 		_ = f.MarkHidden(name) // each was just added
 	}
 }
@@ -301,9 +302,9 @@ func resolveMode(f *pflag.FlagSet) error {
 	if mode := f.Lookup("proxy-mode").Value.String(); !kubeproxyconfig.IsMode(mode) {
 		return unknownValue("proxy-mode", mode, "nothing")
 	}
-	bind := f.Lookup("bind-address").Value.String()
+	bind := f.Lookup(bindAddress).Value.String()
 	if _, err := netip.ParseAddr(bind); err != nil {
-		return fmt.Errorf("--bind-address: %q is not an IP address", bind)
+		return fmt.Errorf("--%s: %q is not an IP address", bindAddress, bind)
 	}
 	healthz, metrics := kubeproxyconfig.ServerAddresses(bind)
 	for flag, address := range map[string]string{"healthz-bind-address": healthz, "metrics-bind-address": metrics} {
@@ -335,8 +336,11 @@ func resolveScheduler(f *pflag.FlagSet) string {
 	return kubeproxyconfig.SchedulerNote("--"+ipvsScheduler, scheduler.Value.String())
 }
 
-// localhostNodePorts is about --proxy-mode=iptables.
-const localhostNodePorts = "iptables-localhost-nodeports"
+// localhostNodePorts is about --proxy-mode=iptables. bindAddress is one of the primary addresses.
+const (
+	localhostNodePorts = "iptables-localhost-nodeports"
+	bindAddress        = "bind-address"
+)
 
 // resolveNodePorts has --nodeport-addresses mean what it does in kube-proxy's mode, where --proxy-mode names one.
 // Without it, an empty list means the node's primary addresses. It returns a note about --iptables-localhost-nodeports,
@@ -347,6 +351,7 @@ func resolveNodePorts(f *pflag.FlagSet) string {
 	if mode != "" {
 		_ = to.Replace(kubeproxyconfig.NodePortAddresses(mode, to.GetSlice(), localhost.Value.String() == "true")) // texts
 	}
+	_ = to.Replace(kubeproxyconfig.PrimaryAt(f.Lookup(bindAddress).Value.String(), to.GetSlice())) // texts
 	if localhost.Changed && mode != "iptables" {
 		return "--" + localhostNodePorts + " has no effect: --proxy-mode is not iptables"
 	}

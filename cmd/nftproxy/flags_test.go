@@ -123,6 +123,10 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 			fields[k.name] = []string{"`iptables.localhostNodePorts`"}
 			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has " +
 				"all addresses; else no effect"
+		case bindAddress:
+			fields[k.name] = []string{"`bindAddress`"}
+			meaning = "a primary address besides those of the Node, for `--nodeport-addresses`; an IPv6 address moves the " +
+				"default addresses of the health and metrics servers to IPv6"
 		case "healthz-port", "metrics-port":
 			meaning = "deprecated: the port of an address without one; 0 switches the server off"
 		}
@@ -252,7 +256,7 @@ windowsRunAsService: true
 func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 	t.Helper()
 	byFlag = map[string][]string{}
-	known := []string{"mode", "kind", "apiVersion", "featureGates", "iptables.localhostNodePorts"}
+	known := []string{"mode", "kind", "apiVersion", "featureGates", "iptables.localhostNodePorts", "bindAddress"}
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: " +
 			"KubeProxyConfiguration\nmode: " + mode + wholeFile))
@@ -423,7 +427,7 @@ func TestInstallersArguments(t *testing.T) {
 			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--proxy-mode=ipvs", "--ipvs-scheduler=rr",
 			"--nodeport-addresses=primary",
 			"--metrics-bind-address=0.0.0.0:10249",
-		}, []string{"--proxy-mode has no effect", "--bind-address has no effect"}},
+		}, []string{"--proxy-mode has no effect"}},
 		"kubeadm":   {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
 		"kubespray": {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
 		"k0s":       {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
@@ -560,10 +564,13 @@ func TestNodePortsByMode(t *testing.T) {
 		"--proxy-mode=nftables": "[]",
 		"--proxy-mode=ipvs":     "[all]",
 		"--proxy-mode=iptables": "[all,127.0.0.0/8]",
-		"--proxy-mode=iptables --iptables-localhost-nodeports=false": "[all]",
-		"--proxy-mode=iptables --nodeport-addresses=primary":         "[primary]",
-		"--proxy-mode=iptables --nodeport-addresses=0.0.0.0/0":       "[0.0.0.0/0,127.0.0.0/8]",
-		"--nodeport-addresses=0.0.0.0/0":                             "[0.0.0.0/0]",
+		"--proxy-mode=iptables --iptables-localhost-nodeports=false":      "[all]",
+		"--proxy-mode=iptables --nodeport-addresses=primary":              "[primary]",
+		"--proxy-mode=iptables --nodeport-addresses=0.0.0.0/0":            "[0.0.0.0/0,127.0.0.0/8]",
+		"--nodeport-addresses=0.0.0.0/0":                                  "[0.0.0.0/0]",
+		"--proxy-mode=iptables --bind-address=192.0.2.1":                  "[all,127.0.0.0/8]",
+		"--proxy-mode=nftables --bind-address=2001:db8::1":                "[primary,2001:db8::1/128]",
+		"--bind-address=192.0.2.1 --nodeport-addresses=localhost,primary": "[localhost,primary,192.0.2.1/32]",
 		"--iptables-localhost-nodeports=true": "[] --iptables-localhost-nodeports has no effect: " +
 			"--proxy-mode is not iptables",
 		"--config=config.conf --proxy-mode=nftables": "[all,127.0.0.0/8] --proxy-mode has no effect: the " +

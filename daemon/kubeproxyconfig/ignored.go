@@ -61,8 +61,6 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	note(text.SplitStream || text.InfoBufferSize.Value() != 0 || json.SplitStream || json.InfoBufferSize.Value() != 0,
 		"logging.options", "nftproxy has one stream for its log")
 	note(len(c.Logging.VModule) > 0, "logging.vmodule", "nftproxy has one verbosity for all of its log")
-	note(c.BindAddress != "" && c.BindAddress != "0.0.0.0" && c.BindAddress != "::", "bindAddress",
-		"the node's primary addresses are those of its Node object")
 	note(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", "nftproxy hides no metrics")
 	note(c.ConfigSyncPeriod.Duration != 0 && c.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod",
 		"nftproxy gets each change from its watches")

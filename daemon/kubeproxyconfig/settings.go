@@ -1,6 +1,7 @@
 package kubeproxyconfig
 
 import (
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,7 +54,8 @@ func (f *File) Settings() []Setting {
 	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
 	localhost := c.IPTables.LocalhostNodePorts
-	nodePorts := NodePortAddresses(section(c), c.NodePortAddresses, localhost == nil || *localhost)
+	nodePorts := PrimaryAt(c.BindAddress,
+		NodePortAddresses(section(c), c.NodePortAddresses, localhost == nil || *localhost))
 	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePorts, ","))
 	text("noMasqueradeCIDRs", "nftproxy-no-masquerade-cidrs", strings.Join(f.NoMasqueradeCIDRs, ","))
 	for _, t := range f.tls() {
@@ -136,6 +138,21 @@ func NodePortAddresses(mode string, list []string, localhost bool) []string {
 		return append(slices.Clip(list), "0.0.0.0/0", loopback)
 	}
 	return list
+}
+
+// PrimaryAt adds a bind address to a list that has the node's primary addresses. To kube-proxy it is one of them
+// (detectNodeIPs in cmd/kube-proxy/app/server.go), in place of the Node's first address of its family.
+func PrimaryAt(bindAddress string, list []string) []string {
+	const primary = "primary"
+	a, err := netip.ParseAddr(bindAddress)
+	if err != nil || a.IsUnspecified() || a.IsLoopback() || len(list) > 0 && !slices.Contains(list, primary) {
+		return list
+	}
+	if len(list) == 0 {
+		list = []string{primary}
+	}
+	a = a.Unmap()
+	return append(slices.Clip(list), netip.PrefixFrom(a, a.BitLen()).String())
 }
 
 // isLoopback says whether an entry of the list stands for 127.0.0.1 by itself.
