@@ -236,7 +236,7 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 // that kube-proxy takes by default, of the family of its bind address.
 func ServerAddresses(bindAddress string) (healthz, metrics string) {
 	every, loopback := "0.0.0.0", "127.0.0.1"
-	if a, err := netip.ParseAddr(bindAddress); err == nil && a.Is6() {
+	if a, err := netip.ParseAddr(bindAddress); err == nil && a.Unmap().Is6() {
 		every, loopback = "::", "::1"
 	}
 	return WithPort(every, healthzPort), WithPort(loopback, metricsPort)

@@ -129,6 +129,7 @@ func TestServers(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"":                                        {"0.0.0.0:10256", "127.0.0.1:10249"},
 		"bindAddress: 192.0.2.1\n":                {"0.0.0.0:10256", "127.0.0.1:10249"},
+		"bindAddress: '::ffff:192.0.2.1'\n":       {"0.0.0.0:10256", "127.0.0.1:10249"},
 		"bindAddress: '::'\n":                     {"[::]:10256", "[::1]:10249"},
 		"healthzBindAddress: 192.0.2.1\n":         {"192.0.2.1:10256", "127.0.0.1:10249"},
 		"metricsBindAddress: '[::]'\n":            {"0.0.0.0:10256", "[::]:10249"},

@@ -17,6 +17,7 @@ func TestLocalhost(t *testing.T) {
 			"128.0.0.0/1]": "0.0.0.0/1,128.0.0.0/1,127.0.0.0/8",
 		"mode: iptables\nnodePortAddresses: [0.0.0.0/0, " +
 			"127.0.0.5/32]": "0.0.0.0/0,127.0.0.5/32,127.0.0.0/8",
+		"mode: iptables\nnodePortAddresses: [127.0.0.1/0]":                "127.0.0.1/0,127.0.0.0/8",
 		"mode: iptables\nnodePortAddresses: [127.0.0.5/32]":               "127.0.0.5/32",
 		"mode: iptables\nnodePortAddresses: [primary]":                    "primary",
 		"mode: iptables\nnodePortAddresses: [\"2001:db8::/64\", primary]": "2001:db8::/64,primary",

@@ -158,5 +158,5 @@ func PrimaryAt(bindAddress string, list []string) []string {
 // isLoopback says whether an entry of the list stands for 127.0.0.1 by itself.
 func isLoopback(text string) bool {
 	p, err := service.ParseRange(text)
-	return text == "localhost" || err == nil && p.Addr().IsLoopback() && p.Contains(ip.V4.Loopback())
+	return text == "localhost" || err == nil && p.Masked().Addr().IsLoopback() && p.Contains(ip.V4.Loopback())
 }
