@@ -8,7 +8,8 @@ import (
 
 // silentFor is how long nothing comes from the sender of a connection that has been given up. A sender repeats what is
 // not acknowledged, at first after some 200 ms and then after twice as long each time (RFC 6298): one that pauses for
-// so long has had no answer for about as long.
+// so long has had no answer for about as long, unless the other end answers only that it takes nothing
+// (docs/internals/conntrack.md).
 const silentFor = 30 * time.Second
 
 // lookEvery is the time between two looks for connections to departed endpoints. It is the least time after a
