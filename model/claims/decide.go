@@ -11,20 +11,16 @@ import (
 	"nftproxy/model/sorted"
 )
 
-// rules are what decisions depend on beside what is touched at an address. Nothing in them changes meanwhile.
-type rules struct {
+// round is what decisions depend on beside what is touched at an address, and what has been decided.
+type round struct {
 	*Book
-	// last has what was decided last, and the node.
+	// last has what was decided last, and the node. Nothing in it changes meanwhile.
 	last *service.Snapshot
 	// Sources and Ranges say whether a service's lists are within the bounds.
 	Within
-}
-
-// decisions say what has been decided, in any order.
-type decisions struct {
-	// gone are claims that a service makes no more, and rulings are on claims: each is the last word on its claim,
-	// whatever stands in gone.
-	gone, rulings []ruling
+	// rulings are on claims: of several on a claim of a service the last one counts. They come while the claim's address
+	// is decided, so the order of addresses does not matter.
+	rulings []ruling
 	// owners has the entries of Owners; empty for none.
 	owners map[service.ClaimKey]service.Name
 }
@@ -62,9 +58,8 @@ func sharesAddresses(f, o service.Firewall) bool {
 
 // deliberation is an address while it is decided.
 type deliberation struct {
-	*rules
+	*round
 	*touched
-	*decisions
 	addr     netip.Addr
 	after    claimList
 	contests map[socket]*contest
@@ -92,8 +87,8 @@ type contest struct {
 
 // decide decides what is touched at an address, from what is claimed there now and nothing else. It costs the claims to
 // the protocols and ports that are decided for all, and O(log n) for each of the others.
-func (r *rules) decide(a netip.Addr, t *touched, to *decisions) {
-	d := &deliberation{rules: r, touched: t, decisions: to, addr: a, after: r.asked[a], contests: map[socket]*contest{}}
+func (r *round) decide(a netip.Addr, t *touched) {
+	d := &deliberation{round: r, touched: t, addr: a, after: r.asked[a], contests: map[socket]*contest{}}
 	var came []claimed
 	for c := range sorted.Diff(t.before, d.after) {
 		if c.New != nil {
@@ -102,7 +97,7 @@ func (r *rules) decide(a netip.Addr, t *touched, to *decisions) {
 			continue
 		}
 		t.add(c.Old.at, false)
-		d.gone = append(d.gone, ruling{name: c.Old.name(), claim: c.Old.at.claim(d.addr).Key()})
+		d.rulings = append(d.rulings, ruling{name: c.Old.name(), claim: c.Old.at.claim(d.addr).Key()})
 	}
 	d.spread()
 	for _, one := range came {
@@ -150,8 +145,9 @@ func (d *deliberation) decideSocket(c *contest, all bool) {
 	numbers := ip.Of(d.addr).Unspecified()
 	for _, list := range [2]claimList{d.decided(numbers), d.asked[numbers]} {
 		for one := range claimsTo(list, at) { // whoever lost the number to the claim and does not ask for the claim
-			if d.addr != numbers && d.last.Conflicts.At(one.name()).Has(c.claim) && !d.asks(one.by, at) {
-				d.gone = append(d.gone, ruling{name: one.name(), claim: c.key})
+			by := d.services[one.name()] // maybe another claimant than the one that lost it
+			if d.addr != numbers && d.last.Conflicts.At(one.name()).Has(c.claim) && !d.asks(by, at) {
+				d.rulings = append(d.rulings, ruling{name: one.name(), claim: c.key})
 			}
 		}
 	}
@@ -185,7 +181,7 @@ func (d *deliberation) contest(at socket) *contest {
 }
 
 // contestIn makes the contest about one claim of a list.
-func (r *rules) contestIn(list claimList, claim service.Claim) *contest {
+func (r *round) contestIn(list claimList, claim service.Claim) *contest {
 	c := &contest{claim: claim, key: claim.Key(), guard: r.protected[claim]}
 	for one := range claimsTo(list, socketOf(claim)) {
 		c.several = c.best.by != nil
@@ -302,7 +298,7 @@ func (d *deliberation) takesNumber(c *contest) bool {
 		!d.asks(c.number.by, socketOf(c.claim)) && d.protection(winner, c) == "" && d.over(winner, c) == ""
 }
 
-// asks says whether a service makes a claim, by whichever right.
+// asks says whether a service makes a claim, by whichever right. Nobody makes any.
 func (d *deliberation) asks(by *claimant, at socket) bool {
 	for _, rank := range [...]rank{asClusterIP, asLoadBalancer, asExternalIP} {
 		if d.after.Find(claimed{at, right{by: by, rank: rank}}) != nil {

@@ -114,7 +114,7 @@ type Servers []netip.AddrPort
 // the ready ones. Those that end but still serve count where none is ready, as in kube-proxy, and
 // with externalTrafficPolicy Local always: there they get the node's share while other
 // nodes have ready ones. The service's source ranges must admit the node.
-func (r *rules) leadsTo(s *service.Service, c service.Claim, servers *Servers) bool {
+func (r *round) leadsTo(s *service.Service, c service.Claim, servers *Servers) bool {
 	if s == nil || c.Protocol != service.TCP || r.shutsOut(s, c) {
 		return false
 	}
@@ -157,7 +157,7 @@ func (r *rules) leadsTo(s *service.Service, c service.Claim, servers *Servers) b
 type heading struct{ some, elsewhere bool }
 
 // shutsOut says whether the service's source ranges keep the node from the claim.
-func (r *rules) shutsOut(s *service.Service, c service.Claim) bool {
+func (r *round) shutsOut(s *service.Service, c service.Claim) bool {
 	wall, _, restricted := s.FirewallAt(c, nil)
 	return restricted && !slices.ContainsFunc(r.last.Node.Addresses, func(a netip.Addr) bool {
 		return a.Is6() == c.Addr.Is6() && wall.Sources.Contains(a)

@@ -36,10 +36,10 @@ func (c *Book) Decide(s *service.Snapshot, lists Within) {
 		}
 		return is
 	}
-	rules, decided := &rules{c, s, lists}, &decisions{owners: map[service.ClaimKey]service.Name{}}
+	r := &round{Book: c, last: s, Within: lists, owners: map[service.ClaimKey]service.Name{}}
 	for _, family := range ip.Families() { // numbers of the node matter to the node's addresses
 		if numbers := c.touched[family.Unspecified()]; numbers != nil {
-			rules.decide(family.Unspecified(), numbers, decided)
+			r.decide(family.Unspecified(), numbers)
 			for _, a := range c.reserved.NodePortAddresses {
 				for at := range numbers.sockets {
 					if family.Has(a) {
@@ -51,12 +51,12 @@ func (c *Book) Decide(s *service.Snapshot, lists Within) {
 	}
 	for a, t := range c.touched {
 		if !a.IsUnspecified() {
-			rules.decide(a, t, decided)
+			r.decide(a, t)
 		}
 	}
 	c.touched = map[netip.Addr]*touched{}
-	s.Owners = s.Owners.Edit(decided.owners)
-	publish(s, append(decided.gone, decided.rulings...))
+	s.Owners = s.Owners.Edit(r.owners)
+	publish(s, r.rulings)
 }
 
 // publish puts rulings into a snapshot. Of several on a claim of a service the last one counts.
