@@ -11,6 +11,55 @@ import (
 	"nftproxy/model/sorted"
 )
 
+// Within says whether the lists that a service asks for are within the bounds on all services.
+type Within struct{ Sources, Ranges func(*service.Service) bool }
+
+// Decide decides what is touched, and puts what has changed into the Conflicts, Owners and Restrictions of a snapshot.
+func (c *Book) Decide(s *service.Snapshot, lists Within) {
+	if len(c.touched) == 0 {
+		return
+	}
+	c.settle()
+	admitted, sources := map[*service.Service]bool{}, lists.Sources
+	lists.Sources = func(s *service.Service) bool { // once, since it costs all addresses of the service
+		is, known := admitted[s]
+		if !known {
+			is = sources(s)
+			admitted[s] = is
+		}
+		return is
+	}
+	r := &round{Book: c, last: s, Within: lists, owners: map[service.ClaimKey]service.Name{}}
+	for _, family := range ip.Families() { // numbers of the node matter to the node's addresses
+		if numbers := c.touched[family.Unspecified()]; numbers != nil {
+			r.decide(family.Unspecified(), numbers)
+			for _, a := range c.reserved.NodePortAddresses {
+				for at := range numbers.sockets {
+					if family.Has(a) {
+						c.touchSocket(a, at, false)
+					}
+				}
+			}
+		}
+	}
+	for a, t := range c.touched {
+		if !a.IsUnspecified() {
+			r.decide(a, t)
+		}
+	}
+	c.touched = map[netip.Addr]*touched{}
+	s.Owners = s.Owners.Edit(r.owners)
+	publish(s, r.rulings)
+}
+
+// decided has the claims at an address that were decided last.
+func (c *Book) decided(a netip.Addr) claimList {
+	if t := c.touched[a]; t != nil {
+		return t.before
+	}
+	return c.asked[a]
+}
+
 // round is what decisions depend on beside what is touched at an address, and what has been decided.
 type round struct {
 	*Book
@@ -23,37 +72,6 @@ type round struct {
 	rulings []ruling
 	// owners has the entries of Owners; empty for none.
 	owners map[service.ClaimKey]service.Name
-}
-
-// ruling is on one claim of a service. The zero value, but for the first two fields, is that the service gets it.
-type ruling struct {
-	name  service.Name
-	claim service.ClaimKey
-	// lost says that the service does not get the claim, and refused why, as in a Conflict.
-	lost    bool
-	refused service.Protection
-	// behind is the service whose firewall restricts the claim; nobody's right for none. closed says that the firewall's
-	// ranges are not within the bounds.
-	behind right
-	closed bool
-}
-
-// restriction is the claim behind the firewall. It is the one before if that is the same.
-func (r *ruling) restriction(before *service.Restriction) *service.Restriction {
-	f := *r.behind.by.firewall
-	if r.closed {
-		f.Sources = f.Sources.Closed()
-	}
-	if before != nil && before.By == r.behind.name() && sharesAddresses(before.Firewall, f) &&
-		(before.Firewall.Sources == f.Sources || r.closed && before.Firewall.Sources.Equal(f.Sources)) {
-		return before
-	}
-	return &service.Restriction{Claim: r.claim.Claim(), By: r.behind.name(), Firewall: f}
-}
-
-// sharesAddresses says that firewalls have the same list of addresses in memory. It compares no address.
-func sharesAddresses(f, o service.Firewall) bool {
-	return len(f.Addresses) == len(o.Addresses) && (len(f.Addresses) == 0 || &f.Addresses[0] == &o.Addresses[0])
 }
 
 // deliberation is an address while it is decided.
