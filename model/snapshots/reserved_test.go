@@ -504,3 +504,26 @@ func TestNumberAfterResident(t *testing.T) {
 		})
 	}
 }
+
+// TestNumberOfOneThatCameAgain: a service that lost its number at an address of the node is deleted, and comes again
+// with the address as its external IP. It lacks the port there, although it no longer lacks the number.
+func TestNumberOfOneThatCameAgain(t *testing.T) {
+	node := netip.MustParseAddr(nodeAddress)
+	external := func(name service.Name, created int, port service.Port) *service.Service {
+		port.Protocol = service.TCP
+		return &service.Service{Name: name, Created: time.Unix(int64(created), 0), ExternalIPs: []netip.Addr{node},
+			ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 104, 0, byte(created)})}, Ports: []service.Port{port}}
+	}
+	b := snapshots.NewBuilder(service.Node{Name: "node-0", Addresses: []netip.Addr{node}})
+	b.SetReserved(claims.Reserved{NodePortAddresses: []netip.Addr{node}})
+	b.Set(external("a/external", 1, service.Port{Port: 80}))
+	b.Set(external("b/number", 2, service.Port{Port: 9, NodePort: 80}))
+	claim := service.Claim{Addr: node, Protocol: service.TCP, Port: 80}
+	for _, step := range []string{"first", "again"} {
+		if s := b.Snapshot(); !s.Conflicts.At("b/number").Has(claim) || s.Conflicts.At("a/external").Has(claim) {
+			t.Errorf("%s: the younger service has the port", step)
+		}
+		b.Delete("b/number")
+		b.Set(external("b/number", 3, service.Port{Port: 80}))
+	}
+}
