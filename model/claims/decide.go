@@ -417,17 +417,19 @@ func (d *deliberation) residentOver(r right, at socket) service.Name {
 func (c *Book) residentsAt(a netip.Addr) *residents {
 	r := &residents{map[socket]right{}, map[resident]bool{}}
 	for name := range c.hosts[a] {
-		s := c.Service(name)
-		if s == nil {
+		by := c.services[name]
+		if by == nil {
 			continue
 		}
-		one := right{by: &claimant{service: s}}
-		for i := range s.Ports {
-			p := &s.Ports[i]
+		one := right{by: by}
+		for i := range by.service.Ports {
+			p := &by.service.Ports[i]
 			for e := range endpointsAt(p, a) {
 				for _, at := range [2]socket{{p.Protocol, e.Addr.Port()}, {}} {
-					r.oldest[at] = r.oldest[at].better(one)
-					r.all[resident{s, at}] = true
+					if have := r.oldest[at]; have.by == nil || one.Compare(have) < 0 {
+						r.oldest[at] = one
+					}
+					r.all[resident{by.service, at}] = true
 				}
 			}
 		}

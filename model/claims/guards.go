@@ -115,7 +115,7 @@ type Servers []netip.AddrPort
 // with externalTrafficPolicy Local always: there they get the node's share while other
 // nodes have ready ones. The service's source ranges must admit the node.
 func (r *round) leadsTo(s *service.Service, c service.Claim, servers *Servers) bool {
-	if s == nil || c.Protocol != service.TCP || r.shutsOut(s, c) {
+	if c.Protocol != service.TCP || r.shutsOut(s, c) {
 		return false
 	}
 	ready, ending := heading{}, heading{}

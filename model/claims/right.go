@@ -96,14 +96,6 @@ func (r right) ranges(p service.Protocol) service.PortRanges {
 	return ""
 }
 
-// better returns the better one of two rights.
-func (r right) better(o right) right {
-	if r.by == nil || o.by != nil && o.Compare(r) < 0 {
-		return o
-	}
-	return r
-}
-
 // socket is a protocol and a port. The port is 0 for ranges, and both are for the whole address.
 type socket struct {
 	protocol service.Protocol
