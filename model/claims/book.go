@@ -89,7 +89,7 @@ func (c *Book) Touch(name service.Name) {
 	if by == nil {
 		return
 	}
-	eachClaim(by.asks, func(a netip.Addr, _ right, sockets []socket) {
+	eachClaim(by.claimable, func(a netip.Addr, _ right, sockets []socket) {
 		list := c.asked[a]
 		for _, at := range sockets {
 			best := bestTo(list, at)
@@ -127,9 +127,9 @@ func (t *touched) addAll(list claimList, p service.Protocol) {
 	}
 }
 
-// Replace replaces the version old of a service by next, of which asks makes the claims, maybe the same ones. Either
-// may be nil.
-func (c *Book) Replace(old, next, asks *service.Service, same bool) {
+// Replace replaces the version old of a service by next, of which claimable makes the claims, maybe the same ones.
+// Either may be nil.
+func (c *Book) Replace(old, next, claimable *service.Service, same bool) {
 	name := cmp.Or(next, old).Name
 	if len(c.hosts) > 0 {
 		c.moveEndpoints(old, next)
@@ -141,24 +141,24 @@ func (c *Book) Replace(old, next, asks *service.Service, same bool) {
 	}
 	by := c.services[name]
 	if same {
-		by.service, by.asks = next, asks
+		by.service, by.claimable = next, claimable
 		return
 	}
 	if by != nil {
-		c.ask(by, true)
+		c.enter(by, true)
 		delete(c.services, name)
 	}
 	if next != nil {
-		by = newClaimant(next, asks, by)
+		by = newClaimant(next, claimable, by)
 		c.services[name] = by
-		c.ask(by, false)
+		c.enter(by, false)
 	}
 }
 
-// ask adds the claims of a service, or removes them.
-func (c *Book) ask(by *claimant, gone bool) {
+// enter adds the claims of a service, or removes them.
+func (c *Book) enter(by *claimant, gone bool) {
 	var edits []sorted.Edit[claimed]
-	eachClaim(by.asks, func(a netip.Addr, r right, sockets []socket) {
+	eachClaim(by.claimable, func(a netip.Addr, r right, sockets []socket) {
 		r.by, edits = by, edits[:0]
 		for _, at := range sockets {
 			edits = append(edits, sorted.Edit[claimed]{Item: claimed{at, r}, Gone: gone})

@@ -162,9 +162,9 @@ func (d *deliberation) decideSocket(c *contest, all bool) {
 	d.owners[c.key] = d.owner(c)
 	numbers := ip.Of(d.addr).Unspecified()
 	for _, list := range [2]claimList{d.decided(numbers), d.asked[numbers]} {
-		for one := range claimsTo(list, at) { // whoever lost the number to the claim and does not ask for the claim
+		for one := range claimsTo(list, at) { // whoever lost the number to the claim and does not make the claim
 			by := d.services[one.name()] // maybe another claimant than the one that lost it
-			if d.addr != numbers && d.last.Conflicts.At(one.name()).Has(c.claim) && !d.asks(by, at) {
+			if d.addr != numbers && d.last.Conflicts.At(one.name()).Has(c.claim) && !d.makes(by, at) {
 				d.rulings = append(d.rulings, ruling{name: one.name(), claim: c.key})
 			}
 		}
@@ -308,16 +308,16 @@ func (d *deliberation) overNumber(r right, c *contest) service.Name {
 	return c.number.name()
 }
 
-// takesNumber says whether the service that has the claim's number of the node, and does not ask for the claim, loses
+// takesNumber says whether the service that has the claim's number of the node, and does not make the claim, loses
 // the number on the claim's address.
 func (d *deliberation) takesNumber(c *contest) bool {
 	winner := c.winner()
 	return c.number.by != nil && winner.by != nil && winner.rank != asClusterIP &&
-		!d.asks(c.number.by, socketOf(c.claim)) && d.protection(winner, c) == "" && d.over(winner, c) == ""
+		!d.makes(c.number.by, socketOf(c.claim)) && d.protection(winner, c) == "" && d.over(winner, c) == ""
 }
 
-// asks says whether a service makes a claim, by whichever right. Nobody makes any.
-func (d *deliberation) asks(by *claimant, at socket) bool {
+// makes says whether a service makes a claim, by whichever right. Nobody makes any.
+func (d *deliberation) makes(by *claimant, at socket) bool {
 	for _, rank := range [...]rank{asClusterIP, asLoadBalancer, asExternalIP} {
 		if d.after.Find(claimed{at, right{by: by, rank: rank}}) != nil {
 			return true

@@ -30,17 +30,17 @@ const (
 // claimant is a service as it was set. With other claims it is another claimant.
 type claimant struct {
 	service *service.Service
-	// asks is the part of the service that makes claims.
-	asks *service.Service
+	// claimable is the part of the service that makes claims.
+	claimable *service.Service
 	// firewall is the service's, nil if it restricts nothing. It stays the same one while it is equal: so decisions
 	// compare pointers, and not each of the service's addresses at each of them.
 	firewall *service.Firewall
 }
 
-// newClaimant makes a claimant of a service, of which asks makes the claims. It was another one before, or nil.
-func newClaimant(s, asks *service.Service, before *claimant) *claimant {
-	by := &claimant{service: s, asks: asks}
-	if f := asks.Firewall(); f.Sources != nil && len(f.Addresses) > 0 {
+// newClaimant makes a claimant of a service, of which claimable makes the claims. It was another one before, or nil.
+func newClaimant(s, claimable *service.Service, before *claimant) *claimant {
+	by := &claimant{service: s, claimable: claimable}
+	if f := claimable.Firewall(); f.Sources != nil && len(f.Addresses) > 0 {
 		if by.firewall = &f; before != nil && before.firewall != nil && before.firewall.Equal(f) {
 			by.firewall = before.firewall
 		}
