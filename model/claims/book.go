@@ -23,9 +23,9 @@ type Book struct {
 	// asked has the claims at each address, and at the unspecified ones those to numbers of the node.
 	asked   map[netip.Addr]claimList
 	touched map[netip.Addr]*touched
-	// hosts has, for each address that is somebody's external IP, the services with an endpoint there, and maybe some
+	// residents has, for each address that is somebody's external IP, the services with an endpoint there, and maybe some
 	// that had one.
-	hosts     map[netip.Addr]map[service.Name]struct{}
+	residents map[netip.Addr]map[service.Name]struct{}
 	protected Protected
 	// fronts are the protected claims with Servers: who gets them depends on endpoints.
 	fronts   []service.Claim
@@ -45,7 +45,7 @@ type touched struct {
 // NewBook returns a book without services.
 func NewBook() *Book {
 	return &Book{services: map[service.Name]*claimant{}, asked: map[netip.Addr]claimList{},
-		touched: map[netip.Addr]*touched{}, hosts: map[netip.Addr]map[service.Name]struct{}{}}
+		touched: map[netip.Addr]*touched{}, residents: map[netip.Addr]map[service.Name]struct{}{}}
 }
 
 // Expect makes room for n services, if there is none yet. Most claim something at one address.
@@ -131,7 +131,7 @@ func (t *touched) addAll(list claimList, p service.Protocol) {
 // Either may be nil.
 func (c *Book) Replace(old, next, claimable *service.Service, same bool) {
 	name := cmp.Or(next, old).Name
-	if len(c.hosts) > 0 {
+	if len(c.residents) > 0 {
 		c.moveEndpoints(old, next)
 	}
 	for _, front := range c.fronts {
@@ -200,7 +200,7 @@ func (c *Book) moveEndpoints(old, next *service.Service) {
 	moved := func(p service.Protocol, was, is service.Endpoints) {
 		for d := range sorted.Diff(was, is) {
 			e := cmp.Or(d.New, d.Old)
-			names, external := c.hosts[e.Addr.Addr()]
+			names, external := c.residents[e.Addr.Addr()]
 			if !external || d.Old != nil && d.New != nil {
 				continue // in another state it is a resident all the same
 			}
@@ -245,19 +245,19 @@ func (c *Book) settle() {
 		t.sortEdits()
 		list := t.before.Edit(t.edits)
 		c.set(a, list)
-		_, known := c.hosts[a]
+		_, known := c.residents[a]
 		switch {
 		case len(t.edits) == 0, a.IsUnspecified():
 		case known:
 			if !hasExternal(list.All()) {
-				delete(c.hosts, a)
+				delete(c.residents, a)
 			}
 		case hasExternal(t.added()):
-			c.hosts[a], fresh = map[service.Name]struct{}{}, true
+			c.residents[a], fresh = map[service.Name]struct{}{}, true
 		}
 	}
 	if fresh {
-		c.findHosts()
+		c.findResidents()
 	}
 }
 
@@ -293,13 +293,13 @@ func hasExternal(list iter.Seq[claimed]) bool {
 	return false
 }
 
-// findHosts finds the endpoints at external IPs. It goes through all endpoints, when a new external IP comes: an index
-// of them would cost each change of endpoints.
-func (c *Book) findHosts() {
+// findResidents finds the endpoints at external IPs. It goes through all endpoints, when a new external IP comes: an
+// index of them would cost each change of endpoints.
+func (c *Book) findResidents() {
 	for name, by := range c.services {
 		for i := range by.service.Ports {
 			for e := range by.service.Ports[i].Endpoints.All() {
-				if names, external := c.hosts[e.Addr.Addr()]; external {
+				if names, external := c.residents[e.Addr.Addr()]; external {
 					names[name] = struct{}{}
 				}
 			}

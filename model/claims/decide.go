@@ -416,7 +416,7 @@ func (d *deliberation) residentOver(r right, at socket) service.Name {
 
 func (c *Book) residentsAt(a netip.Addr) *residents {
 	r := &residents{map[socket]right{}, map[resident]bool{}}
-	for name := range c.hosts[a] {
+	for name := range c.residents[a] {
 		by := c.services[name]
 		if by == nil {
 			continue
