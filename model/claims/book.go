@@ -27,9 +27,9 @@ type Book struct {
 	// that had one.
 	residents map[netip.Addr]map[service.Name]struct{}
 	protected Protected
-	// fronts are the protected claims with Servers: who gets them depends on endpoints.
-	fronts   []service.Claim
-	reserved Reserved
+	// withServers are protected claims: who gets them depends on endpoints.
+	withServers []service.Claim
+	reserved    Reserved
 }
 
 // touched is what has to be decided again at one address.
@@ -98,10 +98,10 @@ func (c *Book) Touch(name service.Name) {
 	})
 }
 
-// TouchFronts touches the protected claims that depend on endpoints and on the node's addresses.
-func (c *Book) TouchFronts() {
-	for _, front := range c.fronts {
-		c.touchSocket(front.Addr, socketOf(front), true)
+// TouchWithServers touches the protected claims with Servers: they depend on the node's addresses, too.
+func (c *Book) TouchWithServers() {
+	for _, claim := range c.withServers {
+		c.touchSocket(claim.Addr, socketOf(claim), true)
 	}
 }
 
@@ -134,9 +134,9 @@ func (c *Book) Replace(old, next, claimable *service.Service, same bool) {
 	if len(c.residents) > 0 {
 		c.moveEndpoints(old, next)
 	}
-	for _, front := range c.fronts {
-		if asksAt(old, front) || asksAt(next, front) {
-			c.touchSocket(front.Addr, socketOf(front), true)
+	for _, claim := range c.withServers {
+		if asksAt(old, claim) || asksAt(next, claim) {
+			c.touchSocket(claim.Addr, socketOf(claim), true)
 		}
 	}
 	by := c.services[name]
@@ -317,10 +317,10 @@ func (c *Book) SetProtected(p Protected) {
 			}
 		}
 	}
-	c.protected, c.fronts = p, nil
+	c.protected, c.withServers = p, nil
 	for claim, guard := range p {
 		if guard.Servers != nil {
-			c.fronts = append(c.fronts, claim)
+			c.withServers = append(c.withServers, claim)
 		}
 	}
 }

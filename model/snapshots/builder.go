@@ -111,7 +111,7 @@ func (b *Builder) SetNode(node service.Node) {
 	}
 	b.snapshot.Node = &node
 	if !slices.Equal(have.Addresses, node.Addresses) {
-		b.claims.TouchFronts()
+		b.claims.TouchWithServers()
 	}
 }
 
