@@ -241,7 +241,7 @@ func (d *deliberation) rule(r right, c *contest) {
 	v := ruling{name: r.name(), claim: c.key, refused: d.protection(r, c)}
 	restricting := c.restricting
 	switch {
-	case v.refused != "", c.winner().by != r.by, d.losesAddress(r), d.over(r, c) != "":
+	case v.refused != "", c.winner().by != r.by, d.losesAddress(r), d.holder(r, c) != "":
 		v.lost = true
 	case restricting.by == nil, restricting.by == r.by, restricting.retained() && !r.retained(), c.claim.Protocol == 0:
 	case c.guard.Servers != nil && r.rank != asClusterIP: // no other service shuts the node out
@@ -271,20 +271,20 @@ func (d *deliberation) protection(r right, c *contest) service.Protection {
 	return d.reserved.protection(c.claim, r.rank)
 }
 
-// over returns the service that has what a claimant asks for, although the claimant has
+// holder returns the service that has what a claimant asks for, although the claimant has
 // the best right of those that ask for the same; empty for none.
-func (d *deliberation) over(r right, c *contest) service.Name {
+func (d *deliberation) holder(r right, c *contest) service.Name {
 	if r.rank == asExternalIP && !d.addr.IsUnspecified() {
 		at := socketOf(c.claim)
-		if name := cmp.Or(d.residentOver(r, at), d.residentOver(r, socket{at.protocol, 0})); name != "" {
+		if name := cmp.Or(d.holderByEndpoint(r, at), d.holderByEndpoint(r, socket{at.protocol, 0})); name != "" {
 			return name
 		}
 	}
-	return cmp.Or(d.overRange(r, c), d.overNumber(r, c))
+	return cmp.Or(d.holderByRange(r, c), d.holderByNumber(r, c))
 }
 
-// overRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's.
-func (d *deliberation) overRange(r right, c *contest) service.Name {
+// holderByRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's.
+func (d *deliberation) holderByRange(r right, c *contest) service.Name {
 	if c.claim.Port == 0 || d.addr.IsUnspecified() {
 		return ""
 	}
@@ -299,9 +299,9 @@ func (d *deliberation) overRange(r right, c *contest) service.Name {
 	return owner.name()
 }
 
-// overNumber returns the service that has the claim's number of the node by a better right
+// holderByNumber returns the service that has the claim's number of the node by a better right
 // than the claimant has to the claim.
-func (d *deliberation) overNumber(r right, c *contest) service.Name {
+func (d *deliberation) holderByNumber(r right, c *contest) service.Name {
 	if c.number.by == nil || c.number.by == r.by || r.rank == asClusterIP || c.number.Compare(r) > 0 {
 		return ""
 	}
@@ -313,7 +313,7 @@ func (d *deliberation) overNumber(r right, c *contest) service.Name {
 func (d *deliberation) takesNumber(c *contest) bool {
 	winner := c.winner()
 	return c.number.by != nil && winner.by != nil && winner.rank != asClusterIP &&
-		!d.makes(c.number.by, socketOf(c.claim)) && d.protection(winner, c) == "" && d.over(winner, c) == ""
+		!d.makes(c.number.by, socketOf(c.claim)) && d.protection(winner, c) == "" && d.holder(winner, c) == ""
 }
 
 // makes says whether a service makes a claim, by whichever right. Nobody makes any.
@@ -333,7 +333,7 @@ func (d *deliberation) owner(c *contest) service.Name {
 	if winner.by == nil {
 		return ""
 	}
-	if name := d.over(winner, c); name != "" {
+	if name := d.holder(winner, c); name != "" {
 		return name
 	}
 	if c.several || winner.rank != asClusterIP && c.wanted.by != nil && c.wanted.by != winner.by {
@@ -361,7 +361,7 @@ func (d *deliberation) protectsRange(r right, c service.Claim) service.Protectio
 		if whole := d.contest(socket{}).best; whole.by != nil && whole.Compare(r) < 0 {
 			return service.Protection("the cluster IP of Service " + whole.name())
 		}
-		if resident := d.residentOver(r, socket{}); resident != "" {
+		if resident := d.holderByEndpoint(r, socket{}); resident != "" {
 			return service.Protection("an endpoint of Service " + resident + " has the address")
 		}
 	}
@@ -390,12 +390,12 @@ type resident struct {
 	at      socket
 }
 
-// residentOver returns the service whose endpoint keeps a claim from an external IP: an external IP does not take a
+// holderByEndpoint returns the service whose endpoint keeps a claim from an external IP: an external IP does not take a
 // packet that is on its way to the endpoint of an older service, not from a client that knows the endpoint, and not
 // after another node has translated it. Endpoints in all states count. It is the oldest service with an endpoint
 // there, unless the claimant is older by its time of creation, or has the endpoint itself and is
 // of the same namespace: a tenant may share a pod among several Services.
-func (d *deliberation) residentOver(r right, at socket) service.Name {
+func (d *deliberation) holderByEndpoint(r right, at socket) service.Name {
 	if d.residents == nil {
 		d.residents = d.residentsAt(d.addr)
 	}
