@@ -253,9 +253,9 @@ func sameAge(s, o *service.Service) bool {
 	return s.Created.Equal(o.Created) && (s.Retained == service.RetainedService) == (o.Retained == service.RetainedService)
 }
 
-// GivenOwners returns the claims of a service that owner gives to others, or to none; nil if there are none. It is for
+// ConflictsBy returns the claims of a service that owner gives to others, or to none; nil if there are none. It is for
 // snapshots that no Book has decided.
-func GivenOwners(s *service.Service, owner func(service.Claim) service.Name) *service.Conflicts {
+func ConflictsBy(s *service.Service, owner func(service.Claim) service.Name) *service.Conflicts {
 	var edits []treap.Edit[service.ClaimKey, service.Protection]
 	left := service.MaxClaims // tables that somebody else wrote may have more
 	eachClaim(s, func(a netip.Addr, _ right, sockets []socket) {

@@ -132,7 +132,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	for name, s := range r.services {
 		svc := s.service(r)
 		snapshot.Services = snapshot.Services.Set(name, svc)
-		if conflicts := claims.GivenOwners(svc, func(c service.Claim) service.Name {
+		if conflicts := claims.ConflictsBy(svc, func(c service.Claim) service.Name {
 			return r.owners[c]
 		}); conflicts != nil {
 			snapshot.Conflicts = snapshot.Conflicts.Set(name, conflicts)
