@@ -127,10 +127,10 @@ func (t *touched) addAll(list claimList, p service.Protocol) {
 	}
 }
 
-// Replace replaces the version old of a service by next, of which claimable makes the claims, maybe the same ones.
-// Either may be nil.
-func (c *Book) Replace(old, next, claimable *service.Service, same bool) {
-	name := cmp.Or(next, old).Name
+// Replace sets a service; nil removes it. claimable is the part within the bound on one service, and only it makes
+// claims. same says that claims and rights are as before.
+func (c *Book) Replace(name service.Name, next, claimable *service.Service, same bool) {
+	old := c.Service(name)
 	if len(c.residents) > 0 {
 		c.moveEndpoints(old, next)
 	}

@@ -205,11 +205,11 @@ func (b *Builder) Take(p Prepared) {
 	b.affinity.replace(p.old, p.next)
 	b.sourceLists.replace(p.old, p.next)
 	b.rangeLists.replace(p.old, p.next)
-	var asks *service.Service
+	var part *service.Service
 	if p.next != nil {
-		asks = claimable(p.next, b.limit)
+		part = claimable(p.next, b.limit)
 	}
-	b.claims.Replace(p.old, p.next, asks, p.sameClaims)
+	b.claims.Replace(p.name, p.next, part, p.sameClaims)
 }
 
 // followQuotas adds the services that have got or lost session affinity, room for their elements, or their lists of
