@@ -42,6 +42,14 @@ func newEjector(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics) 
 	}
 	if client := o.source.Client; client != nil {
 		config.Lookup = func(ctx context.Context, node string) (ejection.Facts, error) {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			// Endpoints stay until it is known where their nodes are. A server that is lost must not delay that.
+			defer time.AfterFunc(ejection.Patience/4, func() {
+				if !o.source.Answers(ctx, ejection.Patience) {
+					cancel()
+				}
+			}).Stop()
 			facts, kubelet, err := client.Node(ctx, node)
 			if facts == nil {
 				return ejection.Facts{}, err

@@ -223,20 +223,49 @@ func nameserver(t *testing.T, addr netip.Addr) string {
 	return conn.LocalAddr().String()
 }
 
-// TestSilentPeer: a connection whose peer falls silent without a word ends, at rest and with a request under way, so
-// that watches go on by another one. client-go's pings would take 45 s.
-func TestSilentPeer(t *testing.T) {
-	server, client := testnet.NamespaceForTest(t, "server"), testnet.NamespaceForTest(t, "client")
+// pairForTest has two network namespaces with a link, and a server in one that greets.
+func pairForTest(t *testing.T) (server, client *testnet.Namespace, to netip.AddrPort) {
+	t.Helper()
+	server, client = testnet.NamespaceForTest(t, "server"), testnet.NamespaceForTest(t, "client")
 	here, there := testnet.End{NS: server, Link: "eth0"}, testnet.End{NS: client, Link: "eth0"}
 	addr := netip.MustParsePrefix("192.0.2.1/24")
 	if err := errors.Join(testnet.Pair(here, there), server.AddAddr("eth0", addr),
 		client.AddAddr("eth0", netip.MustParsePrefix("192.0.2.2/24"))); err != nil {
 		t.Fatal(err)
 	}
-	to := netip.AddrPortFrom(addr.Addr(), 6443)
+	to = netip.AddrPortFrom(addr.Addr(), 6443)
 	if _, err := server.Serve(testnet.TCP, to, "api"); err != nil {
 		t.Fatal(err)
 	}
+	return server, client, to
+}
+
+// TestAnswers: a server that takes or refuses connections answers, one that is lost does not.
+func TestAnswers(t *testing.T) {
+	server, client, to := pairForTest(t)
+	answers := func(at netip.AddrPort, within time.Duration) (is bool) {
+		c := Connection{dialer: &dialer{server: at.String()}}
+		_ = client.Do(func() error { // a literal address: no other goroutine connects
+			is = c.Answers(t.Context(), within)
+			return nil
+		})
+		return is
+	}
+	if !answers(to, patience) || !answers(netip.AddrPortFrom(to.Addr(), 1), patience) {
+		t.Error("one that takes, or refuses, does not answer")
+	}
+	if _, err := server.Cut(to); err != nil {
+		t.Fatal(err)
+	}
+	if answers(to, 100*time.Millisecond) {
+		t.Error("one that is lost answers")
+	}
+}
+
+// TestSilentPeer: a connection whose peer falls silent without a word ends, at rest and with a request under way, so
+// that watches go on by another one. client-go's pings would take 45 s.
+func TestSilentPeer(t *testing.T) {
+	server, client, to := pairForTest(t)
 	connect := func() (conn net.Conn) {
 		err := client.Do(func() (err error) { // a literal address: no other goroutine connects
 			conn, err = newConnector().connect(context.Background(), "tcp", to.String())

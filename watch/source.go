@@ -2,8 +2,11 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"syscall"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -72,6 +75,19 @@ func (c *Connection) Run(ctx context.Context, w *Watcher) error {
 
 // reportTo has the addresses of connections to the API server reported from now on.
 func (c *Connection) reportTo(report func(netip.AddrPort)) { c.dialer.report.Store(&report) }
+
+// Answers says whether somebody takes or refuses a connection at the API server's address within a time. A server that
+// is slow does, and one whose node is lost does not.
+func (c *Connection) Answers(ctx context.Context, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := newConnector().connect(ctx, "tcp", c.dialer.server)
+	if err != nil {
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	_ = conn.Close() // Nothing was written.
+	return true
+}
 
 // Renew closes all connections to the API server: each request that is under way fails at once, and is sent again
 // on a new connection.
