@@ -44,9 +44,10 @@ func newEjector(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics) 
 		config.Lookup = func(ctx context.Context, node string) (ejection.Facts, error) {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
-			// Endpoints stay until it is known where their nodes are. A server that is lost must not delay that.
-			defer time.AfterFunc(ejection.Patience/4, func() {
-				if !o.source.Answers(ctx, ejection.Patience) {
+			// Endpoints stay until it is known where their nodes are. A server that is lost must not delay that: this ends
+			// before the second connect to the endpoint has failed.
+			defer time.AfterFunc(ejection.Patience/10, func() {
+				if !o.source.Answers(ctx, ejection.Patience/2) {
 					cancel()
 				}
 			}).Stop()
