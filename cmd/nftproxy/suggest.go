@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -22,8 +23,7 @@ func unknownFlag(cmd *cobra.Command, err error) error {
 		return err
 	}
 	if args := cmd.Flags().Args(); len(args) > 0 && cmd.HasAvailableSubCommands() { // the flag is that of a command
-		err = fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
-		return unknownCommand(cmd, args, err)
+		return unknownCommand(cmd, args, cobra.NoArgs(cmd, args))
 	}
 	name := unknown.GetSpecifiedName()
 	if cmd.Flags().Lookup(ownPrefix+name) != nil {
@@ -73,10 +73,7 @@ func checkBuiltIn(root *cobra.Command) {
 		case "help":
 			cmd.Run, cmd.RunE = nil, func(_ *cobra.Command, args []string) error {
 				about, rest, err := root.Find(args)
-				if err == nil && len(rest) > 0 {
-					err = fmt.Errorf("unknown command %q for %q", rest[0], about.CommandPath())
-				}
-				if err != nil {
+				if err = cmp.Or(err, cobra.NoArgs(about, rest)); err != nil {
 					return usageError{unknownCommand(about, rest, err)}
 				}
 				about.InitDefaultHelpFlag() // it is in the text

@@ -64,11 +64,11 @@ func (o Options) takenPort(ctx context.Context, probe, address string) Finding {
 	if err != nil {
 		return failed(probe, err)
 	}
-	switch n := len(keepers.Texts(o.Table, "")); {
-	case n == 0:
+	switch {
+	case !keepers.Used(o.Table, 0):
 		return yellow(probe, fmt.Sprintf("%s is in use by an nftproxy that does not keep the table %s", address, o.Table),
 			"for a second nftproxy on the node choose another address")
-	case n < len(keepers):
+	case len(keepers) > 1:
 		return green(probe, fmt.Sprintf("%s is served by one of the %d nftproxies that run", address, len(keepers)))
 	}
 	return green(probe, address+" is served by the nftproxy that runs")
