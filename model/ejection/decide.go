@@ -240,15 +240,16 @@ func (d *decision) keeps(g gone) Reason {
 	return ""
 }
 
-// undecided says that an endpoint which was asked itself has failed before its Node was asked as often. The Node counts
-// when it is to be said whether this node's own network is gone. The API server may be slow to say where it is.
+// undecided says that an endpoint which was asked itself has failed before its Node was asked as often, or before any
+// other Node has answered. They count when it is to be said whether this node's own network is gone. The API server may
+// be slow to say where they are.
 func (d *decision) undecided(g gone) bool {
 	n := g.node
 	if g.dead || n == nil || g.begun.IsZero() || d.now.Sub(g.begun) >= mostUndecided {
 		return false
 	}
 	asked := !n.begun.IsZero() || !d.now.Before(n.next) // or about to be
-	return n.looking || n.known() && asked && !n.silent()
+	return n.looking || n.known() && (asked && !n.silent() || d.network.answering == 0 && d.network.asking)
 }
 
 func (d *decision) leave(g gone) {

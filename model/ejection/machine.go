@@ -48,7 +48,9 @@ type Machine struct {
 	sampled time.Time // when names of nodes were drawn last
 	// server is when the API server has answered last. askServer is when it may be asked again; zero if it has answered.
 	server, askServer time.Time
-	verdict           Verdict
+	// cut says that this node's own network was gone at the last step: what failed then says nothing later.
+	cut     bool
+	verdict Verdict
 }
 
 // endpoint is an address that was asked: that of a suspect, or of one for comparison.
@@ -274,8 +276,7 @@ func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
 	}
 }
 
-// allAgain has all that is kept tried again: a Node, or the API server, answers after it had not, so it may have been
-// this node's own network.
+// allAgain has all that is kept tried again: it may have been this node's own network, which is back.
 func (m *Machine) allAgain() {
 	m.touchAll()
 	for _, g := range m.groups {

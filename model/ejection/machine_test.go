@@ -2,8 +2,10 @@ package ejection_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -338,7 +340,7 @@ func TestOwnNetwork(t *testing.T) {
 // Half of the cluster is behind a partition, at one moment: nothing is left out, also where the API server takes its
 // time to say where the nodes are. With one node of it, that is.
 func TestPartition(t *testing.T) {
-	for _, slow := range []time.Duration{0, time.Second, 2 * time.Second} {
+	for slow := time.Duration(0); slow <= 2*time.Second; slow += 100 * time.Millisecond {
 		t.Run(slow.String(), func(t *testing.T) {
 			w := newWorld(t)
 			w.slow = slow
@@ -352,6 +354,40 @@ func TestPartition(t *testing.T) {
 			w.within(15*time.Second, "left out", w.traffic("shop/web"), func() bool { return len(w.left()) == 1 })
 			w.wantLeft("shop/web:web 11.1.0.1:8080")
 		})
+	}
+}
+
+// A partition ends, and one of the nodes behind it dies a moment later. What had failed before says nothing, whoever
+// answers first: nothing is left out until that node is dead, and nothing elsewhere.
+func TestPartitionEnds(t *testing.T) {
+	for moment := range 200 {
+		w := newWorld(t)
+		w.rng = rand.New(rand.NewPCG(uint64(moment), 3))
+		delete(w.nodes, "e")
+		for _, name := range []string{"shop/web", "shop/two"} {
+			s := w.service(name, "own", "a", "b", "c", "d")
+			for i, node := range []string{"own", "a", "b", "c", "d"} { // A pod that answers shows that its Node is back.
+				facts := w.nodes[node]
+				facts.PodCIDRs = append(facts.PodCIDRs, netip.PrefixFrom(endpoint(s, i).Addr(), 32))
+				w.nodes[node] = facts
+			}
+		}
+		w.builder.SetNode(service.Node{Name: "own", APIServers: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+		w.dead["a"], w.dead["b"] = true, true
+		traffic := w.traffic("shop/web", "shop/two")
+		w.run(20*time.Second+time.Duration(moment%41)*tick, traffic)
+		w.wantHeld(ejection.OwnNetwork)
+		w.dead["a"], w.dead["b"] = false, false
+		w.run(time.Duration(moment)*tick/4, func(i int) { traffic(i); w.wantLeft() })
+		w.dead["a"] = true
+		w.within(15*time.Second, "left out", traffic, func() bool { return len(w.left()) > 0 })
+		w.run(5*time.Second, func(i int) {
+			traffic(i)
+			if s := w.left(); slices.ContainsFunc(s, func(s string) bool { return !strings.Contains(s, ".0.1:") }) {
+				t.Fatalf("moment %d: left out: %q", moment, s)
+			}
+		})
+		w.wantLeft("shop/two:web 11.2.0.1:8080", "shop/web:web 11.1.0.1:8080")
 	}
 }
 

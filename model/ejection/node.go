@@ -39,6 +39,8 @@ type network struct {
 	// silent counts the Nodes that have not answered lately although they were asked, answering those that have, and
 	// server the API server if it has and is elsewhere.
 	silent, answering, server int
+	// asking says that one which may answer is asked just now, or the API server where one is.
+	asking bool
 	// spoke is when a Node has answered last, and elsewhere when a Node or the API server has that is not on this node.
 	spoke, elsewhere time.Time
 }
@@ -52,6 +54,7 @@ func (m *Machine) network(now time.Time) (w network) {
 	}
 	for _, n := range m.nodes {
 		w.spoke = pace.Later(w.spoke, n.answered)
+		w.asking = w.asking || n.looking || n.asking > 0 && !n.silent()
 		switch {
 		case n.silent() && now.Sub(n.asked) < fresh:
 			if w.silent++; slices.ContainsFunc(servers, n.facts.has) {

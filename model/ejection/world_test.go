@@ -201,18 +201,29 @@ func (w *world) run(d time.Duration, each func(i int)) {
 // step is what a daemon does after each event: a look, an answer, another snapshot, and the time that the machine has
 // asked for.
 func (w *world) step() {
-	for i := 0; i < len(w.pending); i++ {
-		if p := w.pending[i]; !w.now.Before(p.at) {
-			w.machine.Answered(w.now, p.Ask, p.answer, p.facts)
-			w.next = w.now
+	var come []pending
+	w.pending = slices.DeleteFunc(w.pending, func(p pending) bool {
+		if w.now.Before(p.at) {
+			return false
 		}
+		come = append(come, p)
+		return true
+	})
+	for _, p := range come { // Those of one tick come one after the other.
+		w.machine.Answered(w.now, p.Ask, p.answer, p.facts)
+		w.next = w.now
+		w.decide()
 	}
-	w.pending = slices.DeleteFunc(w.pending, func(p pending) bool { return !w.now.Before(p.at) })
 	if s := w.builder.Snapshot(); s != w.seen {
 		w.seen = s
 		w.machine.See(s)
 		w.next = w.now
 	}
+	w.decide()
+}
+
+// decide has the machine make a step if one is due.
+func (w *world) decide() {
 	if w.next.IsZero() || w.now.Before(w.next) {
 		return
 	}
