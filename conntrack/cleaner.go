@@ -3,6 +3,7 @@ package conntrack
 import (
 	"context"
 	"net/netip"
+	"sync"
 	"time"
 
 	"nftproxy/model/pace"
@@ -58,6 +59,11 @@ type Cleaner struct {
 	// refused has what the kernel did not remove.
 	refused refused
 
+	// dead has departed endpoints that CleanerConfig.Dead has found, and asking bounds how many are asked at once.
+	dead   chan netip.AddrPort
+	asking chan struct{}
+	tasks  sync.WaitGroup
+
 	// asked is when CleanerConfig.Alone was asked last.
 	asked time.Time
 	// covered are epochs of the index that passes have covered, with the time of that, the
@@ -73,6 +79,9 @@ type Cleaner struct {
 // it has removed their flows. Until the sweep of session affinity has come to a client, the
 // rules may lead it to such an endpoint. Later the address may be another pod's.
 const formerFor = 5 * time.Minute
+
+// maxConnects is how many departed endpoints are asked at once. The others wait, at most until the longest pause is over.
+const maxConnects = 64
 
 // aloneEvery is the time from one question to alone to the next: it may have to read many
 // rules. Who changes our rules more often may also have rules that translate.
@@ -99,6 +108,9 @@ type CleanerConfig struct {
 	// is no such program, and stays otherwise, since it may be the other program's. Nil stands for a node that may have
 	// such a program.
 	Alone func() bool
+	// Dead, if not nil, asks a departed endpoint of TCP for an answer, and reports that there is none. It may take seconds
+	// and is called for many at once. With it, what has been given up goes sooner.
+	Dead func(context.Context, netip.AddrPort) bool
 	// Record, if not nil, is the rules' record of new connections. With it, the change of a claim without new connections
 	// needs no pass for flows in the middle of their handshake.
 	Record *Record
@@ -124,7 +136,7 @@ func NewCleaner(table flowTable, index *Index, config CleanerConfig) *Cleaner {
 	c := &Cleaner{
 		table: table, config: config, reports: newSyncReports(),
 		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: ThreadTime,
-		recent: recent{record: config.Record},
+		recent: recent{record: config.Record}, dead: make(chan netip.AddrPort), asking: make(chan struct{}, maxConnects),
 	}
 	if config.Record != nil {
 		index.recent = c.mayBeRecent
@@ -186,6 +198,7 @@ func (c *Cleaner) CheckAll() {
 func (c *Cleaner) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer c.tasks.Wait()
 	for c.waitForPass(ctx, timer) {
 		run, complete := c.makePass(ctx)
 		if !complete {
@@ -217,8 +230,10 @@ func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 			return false
 		case <-c.reports.unread:
 			c.learn()
+		case endpoint := <-c.dead:
+			c.look(c.judge.index.silence.died(endpoint), time.Now())
 		case <-wait:
-			if now := time.Now(); !c.retry(now) && !c.cut(now) {
+			if now := time.Now(); !c.retry(now) && !c.cut(ctx, now) {
 				return true
 			}
 		}
@@ -235,16 +250,48 @@ func (c *Cleaner) retry(now time.Time) bool {
 	return ok
 }
 
-// cut asks for a pass where time alone has made flows stale, or may have, if it has. One pass is enough: no packet is
-// on its way by other rules.
-func (c *Cleaner) cut(now time.Time) bool {
-	scope := c.judge.index.Advance(now)
+// cut asks for a pass where time alone has made flows stale, or may have, if it has, and departed endpoints for an
+// answer.
+func (c *Cleaner) cut(ctx context.Context, now time.Time) bool {
+	index := c.judge.index
+	scope := index.Advance(now)
+	for _, endpoint := range index.silence.take() {
+		c.ask(ctx, endpoint)
+	}
+	return c.look(scope, now)
+}
+
+// look asks for a pass, unless the scope is empty. One pass is enough: no packet is on its way by other rules.
+func (c *Cleaner) look(scope Scope, now time.Time) bool {
 	if scope.Empty() {
 		return false
 	}
 	c.agenda.add(change{scope, c.judge.index.Epoch(), now, now.Add(-secondPassAfter)})
 	c.pacing.requestFirst()
 	return true
+}
+
+// ask asks a departed endpoint for an answer.
+func (c *Cleaner) ask(ctx context.Context, endpoint netip.AddrPort) {
+	if c.config.Dead == nil {
+		return
+	}
+	c.tasks.Go(func() {
+		select {
+		case <-ctx.Done():
+			return
+		case c.asking <- struct{}{}:
+		}
+		dead := c.config.Dead(ctx, endpoint)
+		<-c.asking
+		if !dead {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case c.dead <- endpoint:
+		}
+	})
 }
 
 // learn reads the report of the syncs and makes it known to judge, agenda and

@@ -90,7 +90,7 @@ func NewIndex(o Options) *Index {
 		sources:  map[service.Claim]admitted{},
 		walls:    map[wall]admitted{},
 		counts:   map[portInFamily]share.Counts{},
-		silence:  silence{after: silentFor},
+		silence:  silence{after: silentFor, longest: longestPause},
 	}
 }
 

@@ -1,16 +1,22 @@
 package conntrack
 
 import (
+	"net/netip"
+	"slices"
 	"time"
 
 	"nftproxy/model/service"
 )
 
-// silentFor is how long nothing comes from the sender of a connection that has been given up. A sender repeats what is
-// not acknowledged, at first after some 200 ms and then after twice as long each time (RFC 6298): one that pauses for
-// so long has had no answer for about as long, unless the other end answers only that it takes nothing
-// (docs/internals/conntrack.md).
+// silentFor is how long nothing comes from the sender of a connection that has been given up, if its endpoint does not
+// answer the node either. A sender repeats what is not acknowledged, at first after some 200 ms and then after twice as
+// long each time (RFC 6298): one that pauses for so long has had no answer for about as long, unless the other end
+// answers only that it takes nothing (docs/internals/conntrack.md).
 const silentFor = 30 * time.Second
+
+// longestPause is that of any sender whose data is not acknowledged: Linux repeats it every two minutes at least
+// (TCP_RTO_MAX), others more often. The rest is for what a busy machine is late.
+const longestPause = 125 * time.Second
 
 // lookEvery is the time between two looks for connections to departed endpoints. It is the least time after a
 // departure, too, and half of the most.
@@ -27,10 +33,12 @@ const coarse = 2 * time.Second
 // the Service, and on whether something is not acknowledged.
 type silence struct {
 	sighted map[connection]sighting
-	// after is silentFor, but for tests.
-	after time.Duration
-	// next is when a sighting is to be looked at again; zero for never.
+	// after and longest are silentFor and longestPause, but for tests.
+	after, longest time.Duration
+	// next is when something is due for a sighting; zero for never.
 	next time.Time
+	// ask has the endpoints that are to be asked whether they answer.
+	ask []netip.AddrPort
 }
 
 // connection is an entry.
@@ -43,8 +51,9 @@ type sighting struct {
 	// since is when the connection was sighted. No packet has come since then if the entry still ends at ends.
 	since, ends time.Time
 	endpoint    Filter
-	// asked says that a look at it has been asked for.
-	asked bool
+	// asked says that the endpoint is asked, or was, and dead that it has not answered. looked says that a look at the
+	// entry has been asked for, after the longest pause.
+	asked, dead, looked bool
 }
 
 func (s sighting) same(ends time.Time) bool { return ends.Sub(s.ends).Abs() <= coarse }
@@ -52,7 +61,8 @@ func (s sighting) same(ends time.Time) bool { return ends.Sub(s.ends).Abs() <= c
 // givenUp says that the connection has been given up.
 func (s *silence) givenUp(f *Flow, now time.Time) bool {
 	seen, ok := s.sighted[connection{f.Original, f.ID}]
-	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) && now.Sub(seen.since) >= s.after
+	silent := now.Sub(seen.since)
+	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) && (seen.dead && silent >= s.after || silent >= s.longest)
 }
 
 // see notes a connection.
@@ -75,28 +85,55 @@ func (s *silence) plan(at time.Time) {
 	}
 }
 
-// due adds the endpoints whose connections may have been given up by now.
+// due adds the endpoints whose connections may have been given up by now, and asks for the answers of those that may be
+// dead.
 func (s *silence) due(now time.Time, scope *Scope) {
 	if s.next.IsZero() || now.Before(s.next) {
 		return
 	}
 	s.next = time.Time{}
 	for key, seen := range s.sighted {
-		at := seen.since.Add(s.after)
-		switch {
-		case now.After(seen.ends.Add(coarse)):
+		ask, look, forget := seen.since.Add(s.after), seen.since.Add(s.longest), seen.ends.Add(2*coarse)
+		if now.After(forget) {
 			delete(s.sighted, key)
-		case seen.asked:
-			s.plan(seen.ends.Add(2 * coarse)) // to forget it
-		case now.Before(at):
-			s.plan(at)
-		default:
+			continue
+		}
+		if !seen.asked && !now.Before(ask) {
+			seen.asked, s.ask = true, append(s.ask, seen.endpoint.Endpoint)
+		}
+		if !seen.looked && !now.Before(look) {
+			seen.looked = true
 			scope.add(seen.endpoint)
-			seen.asked = true
-			s.sighted[key] = seen
-			s.plan(seen.ends.Add(2 * coarse))
+		}
+		switch s.sighted[key] = seen; {
+		case !seen.asked:
+			s.plan(ask)
+		case !seen.looked && look.Before(forget):
+			s.plan(look)
+		default:
+			s.plan(forget)
 		}
 	}
+}
+
+// take returns the endpoints that are to be asked, each once.
+func (s *silence) take() []netip.AddrPort {
+	list := s.ask
+	s.ask = nil
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	return slices.Compact(list)
+}
+
+// died takes note that an endpoint which was asked has not answered. It returns where its connections are.
+func (s *silence) died(endpoint netip.AddrPort) (scope Scope) {
+	for key, seen := range s.sighted {
+		if seen.asked && seen.endpoint.Endpoint == endpoint {
+			seen.dead = true
+			s.sighted[key] = seen
+			scope.add(seen.endpoint)
+		}
+	}
+	return scope
 }
 
 // sight notes a connection to a departed endpoint that may be given up.

@@ -51,7 +51,8 @@ func (a *agingTable) Delete(context.Context, []Flow) (int, error) {
 }
 
 // TestGivenUp: an answered connection to a departed endpoint goes once something is not acknowledged and no packet has
-// come for half a minute, whatever the kernel's settings are. One that lives stays.
+// come for half a minute, whatever the kernel's settings are. It takes two minutes if the endpoint answers the node, or
+// may. One that lives stays.
 func TestGivenUp(t *testing.T) {
 	every := func(d time.Duration) func(start, now time.Time) time.Time {
 		return func(start, now time.Time) time.Time { return start.Add(now.Sub(start).Truncate(d)) }
@@ -77,37 +78,43 @@ func TestGivenUp(t *testing.T) {
 		packet func(start, now time.Time) time.Time
 		// by is when it is gone at the latest.
 		by time.Duration
+		// answers says that the endpoint does.
+		answers bool
 	}{
 		"as the endpoint leaves": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(0),
-			65 * time.Second},
+			65 * time.Second, false},
 		"10 s later": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
-			until(10 * time.Second), 65 * time.Second},
+			until(10 * time.Second), 65 * time.Second, false},
 		"a minute later": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
-			until(time.Minute), 125 * time.Second},
+			until(time.Minute), 125 * time.Second, false},
 		"15 min later": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
-			until(15 * time.Minute), 16*time.Minute + 5*time.Second},
+			until(15 * time.Minute), 16*time.Minute + 5*time.Second, false},
 		"at the node port": {entry{TCPEstablished, 5 * time.Minute, true}, "192.168.0.2:30080", "", until(0),
-			65 * time.Second},
+			65 * time.Second, false},
 		"closing": {entry{TCPFinWait, 2 * time.Minute, true}, "10.96.0.1:80", "", until(0),
-			65 * time.Second},
+			65 * time.Second, false},
 		"the endpoint closed": {entry{TCPCloseWait, time.Hour, true}, "10.96.0.1:80", "", until(0),
-			65 * time.Second},
+			65 * time.Second, false},
 		"both closed": {entry{TCPLastAck, 10 * time.Minute, true}, "10.96.0.1:80", "", until(0),
-			65 * time.Second},
+			65 * time.Second, false},
 		"max_retrans is an hour": {entry{TCPEstablished, time.Hour, true}, "10.96.0.1:80", "", until(0),
-			65 * time.Second},
+			65 * time.Second, false},
 		"timeouts of a minute and half": {entry{TCPEstablished, 90 * time.Second, true}, "10.96.0.1:80", "", until(0),
-			65 * time.Second},
-		"an idle one": {entry{TCPEstablished, 24 * time.Hour, false}, "10.96.0.1:80", "", until(0), never},
+			65 * time.Second, false},
+		"an idle one": {entry{TCPEstablished, 24 * time.Hour, false}, "10.96.0.1:80", "", until(0), never, false},
 		"an idle one, little time": {entry{TCPEstablished, 5 * time.Minute, false}, "10.96.0.1:80", "",
-			every(4 * time.Minute), never},
+			every(4 * time.Minute), never, false},
 		"a busy one": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(time.Second),
-			never},
-		"a busy one, little time": {entry{TCPEstablished, time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never},
+			never, false},
+		"a busy one, little time": {entry{TCPEstablished, time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never, false},
 		"one that repeats": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(25 * time.Second),
-			never},
+			never, false},
 		"keep": {entry{TCPEstablished, 24 * time.Hour, true}, "10.96.0.1:80", "  option departed-connections keep\n",
-			until(0), never},
+			until(0), never, false},
+		"the endpoint answers": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(0),
+			160 * time.Second, true},
+		"an endpoint that takes nothing": {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "",
+			every(2 * time.Minute), never, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -115,7 +122,14 @@ func TestGivenUp(t *testing.T) {
 				f := dnated(service.TCP, "10.0.0.9", c.dst, "10.0.0.2:80", SeenReply|Assured)
 				f.TCPState, f.Unacknowledged, f.ID = c.state, c.unacked, 7
 				table := &agingTable{flow: f, limit: c.limit, packet: func(now time.Time) time.Time { return now }}
-				cleaner := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) {}})
+				cleaner := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) {},
+					Dead: func(_ context.Context, endpoint netip.AddrPort) bool {
+						if endpoint != f.Reply.Src {
+							t.Errorf("%s is asked", endpoint)
+						}
+						time.Sleep(2 * time.Second)
+						return !c.answers
+					}})
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)
 				go func() { ended <- cleaner.Run(ctx) }()
@@ -135,7 +149,7 @@ func TestGivenUp(t *testing.T) {
 					table.mu.Lock()
 					gone := table.gone
 					table.mu.Unlock()
-					if after := time.Since(start); gone && (c.by == never || after > c.by) {
+					if after := time.Since(start); gone && (c.by == never || after > c.by || c.answers && after < 2*time.Minute) {
 						t.Fatalf("gone after %s", after)
 					} else if gone {
 						return
@@ -219,6 +233,16 @@ func TestFixedSourcePort(t *testing.T) {
 					t.Fatal("the entry is still there")
 				}
 				time.Sleep(500 * time.Millisecond)
+				index.Advance(time.Now())
+				for _, endpoint := range index.silence.take() {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					if c, err := w.Node.DialFrom(ctx, "tcp", "", endpoint.String()); err == nil {
+						t.Errorf("%s, which vanished, answers", endpoint)
+						_ = c.Close()
+					}
+					cancel()
+					index.silence.died(endpoint)
+				}
 			}
 			if after := time.Since(began); after < index.silence.after-2*coarse {
 				t.Errorf("removed after %s of silence", after)

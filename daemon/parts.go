@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/eject"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
@@ -69,6 +70,7 @@ func newCleaner(c Config, r reporter, conn *kernel.Conn, flows *conntrack.Table,
 			others, err := basechain.OthersTranslate(c.Rules.Table)
 			return !others && err == nil
 		},
+		Dead:   eject.Dead,
 		Record: &conntrack.Record{Noted: noted, Lasting: ruleset.RecentFor, Most: ruleset.MostRecent},
 	})
 }

@@ -14,6 +14,17 @@ import (
 // late is how much longer than its patience a connect may take: more says that this process had no CPU time.
 const late = ejection.Patience / 2
 
+// Dead asks an endpoint for an answer: it reports that two connects of the node's own had none, one after the other. A
+// refusal is an answer.
+func Dead(ctx context.Context, endpoint netip.AddrPort) bool {
+	for range 2 {
+		if connectOne(ctx, endpoint) != ejection.Unanswered {
+			return false
+		}
+	}
+	return true
+}
+
 // connect tries to connect to addresses at once. One answer is enough.
 func connect(ctx context.Context, to []netip.AddrPort) ejection.Answer {
 	ctx, cancel := context.WithCancel(ctx)

@@ -405,6 +405,24 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// An endpoint that accepts or refuses is not dead, and one that was not asked to the end may not be.
+func TestNotDead(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := netip.MustParseAddrPort(l.Addr().String())
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if Dead(t.Context(), endpoint) || Dead(ended, endpoint) {
+		t.Error("one that accepts is dead")
+	}
+	_ = l.Close()
+	if Dead(t.Context(), endpoint) {
+		t.Error("one that refuses is dead")
+	}
+}
+
 // A process that was stopped meanwhile has heard nothing: that says nothing about the endpoint.
 func TestInTime(t *testing.T) {
 	for _, c := range []struct {
