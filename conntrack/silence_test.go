@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -181,7 +182,7 @@ func TestFixedSourcePort(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			giveUpAfter(t, client.(syscall.Conn), 2*time.Second)
+			testnet.Require(t, socketOption(client, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 2000))
 			r.sync(t, after)
 			index := NewIndex(Options{})
 			index.silence.after = 5 * time.Second
@@ -254,14 +255,71 @@ func TestFixedSourcePort(t *testing.T) {
 	}
 }
 
-func giveUpAfter(t *testing.T, c syscall.Conn, d time.Duration) {
-	raw, err := c.SyscallConn()
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
-		}), err)
+// TestEndpointThatTakesNothing: an endpoint has left, lives, and has no memory left for what it does not read. Its
+// connection looks given up, but that the endpoint answers.
+func TestEndpointThatTakesNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for seconds")
 	}
+	w := worlds(t)["IPv4"]
+	leaving, err := w.AddPod("leaving")
+	testnet.Require(t, err)
+	endpoint := netip.AddrPortFrom(leaving.Addrs.V4(), 8080)
+	l, err := leaving.NS.Listen(t.Context(), "tcp", endpoint.String())
+	testnet.Require(t, err)
+	defer l.Close()
+	r, table := newRules(t, w.Node), open(t, w.Node)
+	before, after := w.web(t, endpoint), w.web(t, w.endpoint(t, "staying"))
+	r.sync(t, before)
+	client, err := w.pod.NS.Dial(t.Context(), "tcp", netip.AddrPortFrom(w.clusterIP, 80).String())
+	testnet.Require(t, err)
+	defer client.Close()
+	server, err := l.Accept()
+	testnet.Require(t, err)
+	defer server.Close()
+	testnet.Require(t, socketOption(server, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
+	testnet.Require(t, client.SetDeadline(time.Now().Add(time.Second)))
+	sent := 0
+	for err = error(nil); err == nil; sent++ {
+		_, err = client.Write([]byte("x"))
+	}
+	r.sync(t, after)
+	index := NewIndex(Options{})
+	index.silence.after, index.silence.longest = 4*time.Second, time.Hour
+	index.Advance(time.Now())
+	index.Update(before)
+	index.Update(after)
+	cleaner := NewCleaner(table, index, CleanerConfig{})
+	pass := func() int {
+		whole := newPass(Scope{Everything: true})
+		testnet.Require(t, cleaner.clean(t.Context(), whole))
+		return whole.run.Removed[EndpointGone]
+	}
+	// The sender pauses for four seconds, then for twice as long.
+	for asked := false; !asked; time.Sleep(100 * time.Millisecond) {
+		index.Advance(time.Now())
+		for range index.silence.take() {
+			asked = true
+			c, err := w.Node.Dial(t.Context(), "tcp", endpoint.String())
+			testnet.Require(t, err)
+			_ = c.Close()
+		}
+		if n := pass(); n > 0 {
+			t.Fatal("a living connection is removed")
+		}
+	}
+	index.silence.died(endpoint)
+	if n := pass(); n != 1 {
+		t.Errorf("%d removed after the endpoint has died, want the connection: it did not look given up", n)
+	}
+}
+
+func socketOption(c net.Conn, level, name, value int) error {
+	raw, err := c.(syscall.Conn).SyscallConn()
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), level, name, value) })
+	return errors.Join(err, failed)
 }
