@@ -129,18 +129,24 @@ func (e *Ejector) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		var news []func()
+		snapshots := e.snapshots
+		if e.machine.Idle() && !e.look.IsZero() {
+			snapshots = nil // It matters when the next look is due.
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case e.snapshot = <-e.snapshots:
-			if e.look.IsZero() {
-				e.soonest = pace.Later(time.Now(), e.soonest)
-				e.look = e.soonest
-			}
+		case s := <-snapshots:
+			e.take(s)
 		case a := <-e.answers:
 			news = append(news, a)
 		case <-timer.C:
 			e.unreported += wakeCost
+			select {
+			case s := <-e.snapshots:
+				e.take(s)
+			default:
+			}
 		}
 		for range len(e.answers) {
 			news = append(news, <-e.answers)
@@ -157,6 +163,14 @@ func (e *Ejector) Run(ctx context.Context) error {
 			return nil
 		case <-time.After(max(soon, min(every, time.Until(e.budget.Ready())))):
 		}
+	}
+}
+
+// take takes a snapshot. Where nobody has wanted a look, somebody may now.
+func (e *Ejector) take(s *service.Snapshot) {
+	if e.snapshot = s; e.look.IsZero() {
+		e.soonest = pace.Later(time.Now(), e.soonest)
+		e.look = e.soonest
 	}
 }
 
