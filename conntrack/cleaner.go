@@ -80,7 +80,8 @@ type Cleaner struct {
 // rules may lead it to such an endpoint. Later the address may be another pod's.
 const formerFor = 5 * time.Minute
 
-// maxConnects is how many departed endpoints are asked at once. The others wait, at most until the longest pause is over.
+// maxConnects is how many departed endpoints are asked at once. The others wait, until the longest pause is over at
+// most.
 const maxConnects = 64
 
 // aloneEvery is the time from one question to alone to the next: it may have to read many

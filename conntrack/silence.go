@@ -62,7 +62,8 @@ func (s sighting) same(ends time.Time) bool { return ends.Sub(s.ends).Abs() <= c
 func (s *silence) givenUp(f *Flow, now time.Time) bool {
 	seen, ok := s.sighted[connection{f.Original, f.ID}]
 	silent := now.Sub(seen.since)
-	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) && (seen.dead && silent >= s.after || silent >= s.longest)
+	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) &&
+		(silent >= s.longest || seen.dead && silent >= s.after)
 }
 
 // see notes a connection.

@@ -30,4 +30,12 @@ func TestParseRange(t *testing.T) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
+	for text, want := range map[string]string{
+		"010.0.0.0/8": "10.0.0.0/8", "10.244.001.000/024": "10.244.1.0/24", "192.168.00.09/24": "192.168.0.9/24",
+		"::ffff:010.0.0.0/104": "", "10..0.0.0/8": "", "10.0.0.0.0/8": "", "0/0.0.0.0": "", "fd00::010.0.0.1/64": "",
+	} {
+		if p, err := service.ParseRange(text); err == nil != (want != "") || err == nil && p.String() != want {
+			t.Errorf("%q: %v, %v, want %q", text, p, err, want)
+		}
+	}
 }
