@@ -59,8 +59,8 @@ type Cleaner struct {
 	// refused has what the kernel did not remove.
 	refused refused
 
-	// dead has departed endpoints that CleanerConfig.Dead has found, and asking bounds how many are asked at once.
-	dead   chan netip.AddrPort
+	// dead has what CleanerConfig.Dead has found, and asking bounds how many are asked at once.
+	dead   chan death
 	asking chan struct{}
 	tasks  sync.WaitGroup
 
@@ -137,7 +137,7 @@ func NewCleaner(table flowTable, index *Index, config CleanerConfig) *Cleaner {
 	c := &Cleaner{
 		table: table, config: config, reports: newSyncReports(),
 		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: ThreadTime,
-		recent: recent{record: config.Record}, dead: make(chan netip.AddrPort), asking: make(chan struct{}, maxConnects),
+		recent: recent{record: config.Record}, dead: make(chan death), asking: make(chan struct{}, maxConnects),
 	}
 	if config.Record != nil {
 		index.recent = c.mayBeRecent
@@ -214,6 +214,7 @@ func (c *Cleaner) Run(ctx context.Context) error {
 // meanwhile. It returns false when the context ends.
 func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 	for {
+		c.ask(ctx)
 		var wait <-chan time.Time
 		at, ok := c.pacing.next(c.agenda.secondDue())
 		if due := c.refused.due; !due.IsZero() && (!ok || due.Before(at)) {
@@ -231,12 +232,16 @@ func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 			return false
 		case <-c.reports.unread:
 			c.learn()
-		case endpoint := <-c.dead:
-			c.look(c.judge.index.silence.died(endpoint), time.Now())
+		case d := <-c.dead:
+			c.look(c.judge.index.silence.died(d), time.Now())
 		case <-wait:
-			if now := time.Now(); !c.retry(now) && !c.cut(ctx, now) {
-				return true
+			now := time.Now()
+			if c.retry(now) || c.look(c.judge.index.Advance(now), now) {
+				continue
 			}
+			if at, ok := c.pacing.next(c.agenda.secondDue()); ok && !now.Before(at) {
+				return true
+			} // Otherwise it was time for something else.
 		}
 	}
 }
@@ -251,18 +256,8 @@ func (c *Cleaner) retry(now time.Time) bool {
 	return ok
 }
 
-// cut asks for a pass where time alone has made flows stale, or may have, if it has, and departed endpoints for an
-// answer.
-func (c *Cleaner) cut(ctx context.Context, now time.Time) bool {
-	index := c.judge.index
-	scope := index.Advance(now)
-	for _, endpoint := range index.silence.take() {
-		c.ask(ctx, endpoint)
-	}
-	return c.look(scope, now)
-}
-
-// look asks for a pass, unless the scope is empty. One pass is enough: no packet is on its way by other rules.
+// look asks for a pass where time, or the silence of an endpoint, has made flows stale, or may have, unless that is
+// nowhere. One pass is enough: no packet is on its way by other rules.
 func (c *Cleaner) look(scope Scope, now time.Time) bool {
 	if scope.Empty() {
 		return false
@@ -272,27 +267,31 @@ func (c *Cleaner) look(scope Scope, now time.Time) bool {
 	return true
 }
 
-// ask asks a departed endpoint for an answer.
-func (c *Cleaner) ask(ctx context.Context, endpoint netip.AddrPort) {
-	if c.config.Dead == nil {
+// ask asks the departed endpoints that are to be asked for an answer.
+func (c *Cleaner) ask(ctx context.Context) {
+	for _, endpoint := range c.judge.index.silence.take() {
+		if c.config.Dead != nil {
+			c.tasks.Go(func() { c.askOne(ctx, endpoint) })
+		}
+	}
+}
+
+func (c *Cleaner) askOne(ctx context.Context, endpoint netip.AddrPort) {
+	select {
+	case <-ctx.Done():
+		return
+	case c.asking <- struct{}{}:
+	}
+	began := time.Now()
+	dead := c.config.Dead(ctx, endpoint)
+	<-c.asking
+	if !dead {
 		return
 	}
-	c.tasks.Go(func() {
-		select {
-		case <-ctx.Done():
-			return
-		case c.asking <- struct{}{}:
-		}
-		dead := c.config.Dead(ctx, endpoint)
-		<-c.asking
-		if !dead {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case c.dead <- endpoint:
-		}
-	})
+	select {
+	case <-ctx.Done():
+	case c.dead <- death{endpoint, began}:
+	}
 }
 
 // learn reads the report of the syncs and makes it known to judge, agenda and

@@ -54,14 +54,15 @@ type departure struct {
 	// ranges has the ports at which the claim had them, if the endpoints are those of ranges.
 	ranges service.PortRanges
 	cut    cutoff
-	// seen is when there was a connection last that may be given up.
-	seen time.Time
+	// at is the time of the departure, and seen is when there was a connection last that may be given up.
+	at, seen time.Time
 }
 
 // add remembers endpoints of a port that a claim lost in the current epoch.
 func (d *departed) add(c service.Claim, p *service.Port, endpoints service.Endpoints, cut cutoff) {
 	if endpoints.Len() > 0 {
-		d.remember(&departure{claim: c, endpoints: endpoints, epoch: d.epoch, ranges: p.Ranges, cut: cut})
+		d.remember(&departure{claim: c, endpoints: endpoints, epoch: d.epoch, ranges: p.Ranges, cut: cut,
+			at: d.now})
 		d.timed.add(d.now, timedCut{c, endpoints, cut.at})
 		if c.Protocol == service.TCP && !cut.kept && !cut.due(d.now) && !d.now.IsZero() {
 			d.timed.add(d.now, timedCut{c, endpoints, d.now.Truncate(lookEvery).Add(2 * lookEvery)})

@@ -51,19 +51,26 @@ type sighting struct {
 	// since is when the connection was sighted. No packet has come since then if the entry still ends at ends.
 	since, ends time.Time
 	endpoint    Filter
-	// asked says that the endpoint is asked, or was, and dead that it has not answered. looked says that a look at the
-	// entry has been asked for, after the longest pause.
-	asked, dead, looked bool
+	// dead is when the endpoint was asked last without an answer; zero if it was not. asked says that it is asked, or was.
+	// looked says that a look at the entry has been asked for, after the longest pause.
+	dead          time.Time
+	asked, looked bool
+}
+
+// death is an endpoint that was asked at a time, and has not answered.
+type death struct {
+	endpoint netip.AddrPort
+	at       time.Time
 }
 
 func (s sighting) same(ends time.Time) bool { return ends.Sub(s.ends).Abs() <= coarse }
 
-// givenUp says that the connection has been given up.
-func (s *silence) givenUp(f *Flow, now time.Time) bool {
+// givenUp says that the connection has been given up. Its endpoint has left at a time; what it did not answer before
+// does not count, since it may have been back meanwhile.
+func (s *silence) givenUp(f *Flow, left, now time.Time) bool {
 	seen, ok := s.sighted[connection{f.Original, f.ID}]
-	silent := now.Sub(seen.since)
-	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) &&
-		(silent >= s.longest || seen.dead && silent >= s.after)
+	dead := !seen.dead.IsZero() && !seen.dead.Before(left)
+	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) && (dead || now.Sub(seen.since) >= s.longest)
 }
 
 // see notes a connection.
@@ -80,7 +87,12 @@ func (s *silence) see(f *Flow, now time.Time) {
 	s.plan(now.Add(s.after))
 }
 
+// together is how long something that is due waits for more: one pass may sight thousands of connections, and each look
+// for what is due goes through all of them.
+const together = time.Second
+
 func (s *silence) plan(at time.Time) {
+	at = at.Add(together)
 	if s.next.IsZero() || at.Before(s.next) {
 		s.next = at
 	}
@@ -95,7 +107,7 @@ func (s *silence) due(now time.Time, scope *Scope) {
 	s.next = time.Time{}
 	for key, seen := range s.sighted {
 		ask, look, forget := seen.since.Add(s.after), seen.since.Add(s.longest), seen.ends.Add(2*coarse)
-		if now.After(forget) {
+		if !now.Before(forget) {
 			delete(s.sighted, key)
 			continue
 		}
@@ -125,11 +137,12 @@ func (s *silence) take() []netip.AddrPort {
 	return slices.Compact(list)
 }
 
-// died takes note that an endpoint which was asked has not answered. It returns where its connections are.
-func (s *silence) died(endpoint netip.AddrPort) (scope Scope) {
+// died takes note that an endpoint has not answered, for the connections that were silent when it was asked. It returns
+// where they are.
+func (s *silence) died(d death) (scope Scope) {
 	for key, seen := range s.sighted {
-		if seen.asked && seen.endpoint.Endpoint == endpoint {
-			seen.dead = true
+		if seen.endpoint.Endpoint == d.endpoint && !d.at.Before(seen.since.Add(s.after)) {
+			seen.dead = d.at
 			s.sighted[key] = seen
 			scope.add(seen.endpoint)
 		}

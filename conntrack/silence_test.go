@@ -51,6 +51,12 @@ func (a *agingTable) Delete(context.Context, []Flow) (int, error) {
 	return 1, nil
 }
 
+func (a *agingTable) isGone() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.gone
+}
+
 // TestGivenUp: an answered connection to a departed endpoint goes once something is not acknowledged and no packet has
 // come for half a minute, whatever the kernel's settings are. It takes two minutes if the endpoint answers the node, or
 // may. One that lives stays.
@@ -148,9 +154,7 @@ func TestGivenUp(t *testing.T) {
 				cleaner.SyncDone(shop(t, false, c.option), false)
 				for time.Since(start) < 20*time.Minute {
 					time.Sleep(time.Second)
-					table.mu.Lock()
-					gone := table.gone
-					table.mu.Unlock()
+					gone := table.isGone()
 					if after := time.Since(start); gone && (c.by == never || after > c.by || c.answers && after < 2*time.Minute) {
 						t.Fatalf("gone after %s", after)
 					} else if gone {
@@ -243,7 +247,7 @@ func TestFixedSourcePort(t *testing.T) {
 						_ = c.Close()
 					}
 					cancel()
-					index.silence.died(endpoint)
+					index.silence.died(death{endpoint, time.Now()})
 				}
 			}
 			if after := time.Since(began); after < index.silence.after-2*coarse {

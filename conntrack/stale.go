@@ -187,7 +187,7 @@ func (x *Index) served(f *Flow) bool {
 // port, that it goes to, and may be removed. Our rules have made it, not those of another program.
 func (x *Index) former(f *Flow) bool {
 	d, now := x.departure(f), x.departed.now
-	return d != nil && (expendable(f) || d.cut.due(now) || !d.cut.kept && x.silence.givenUp(f, now))
+	return d != nil && (expendable(f) || d.cut.due(now) || !d.cut.kept && x.silence.givenUp(f, d.at, now))
 }
 
 // departure is that of the endpoint that the flow leads to, from the address and port, or node port, that it goes to;

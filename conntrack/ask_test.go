@@ -1,0 +1,124 @@
+package conntrack
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nftproxy/model/service"
+)
+
+// crowdTable has connections of one client that are silent, and takes a millisecond for each.
+type crowdTable struct {
+	agingTable
+	crowd int
+}
+
+func (c *crowdTable) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
+	for i := range c.crowd {
+		time.Sleep(time.Millisecond)
+		err := c.agingTable.Flows(ctx, filter, func(f Flow) error {
+			f.Original.Src = netip.AddrPortFrom(f.Original.Src.Addr(), uint16(10_000+i))
+			f.ID = uint32(i)
+			return yield(f)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// departing starts a Cleaner, and has an endpoint with silent connections leave.
+func departing(t *testing.T, table flowTable, config CleanerConfig) *Cleaner {
+	cleaner := NewCleaner(table, NewIndex(Options{}), config)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- cleaner.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	cleaner.SyncDone(shop(t, true, ""), false)
+	time.Sleep(10 * time.Minute)
+	cleaner.SyncDone(shop(t, false, ""), false)
+	return cleaner
+}
+
+func silent() agingTable {
+	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.2:80", SeenReply|Assured)
+	f.TCPState, f.Unacknowledged, f.ID = TCPEstablished, true, 7
+	begun := time.Now().Add(10 * time.Minute)
+	return agingTable{flow: f, limit: time.Hour, packet: func(now time.Time) time.Time {
+		if now.Before(begun) {
+			return now
+		}
+		return begun
+	}}
+}
+
+// TestAskedTogether: thousands of silent connections to a departed endpoint, each sighted at a time of its own, cost a
+// few connects, and no passes but those that there are anyway.
+func TestAskedTogether(t *testing.T) {
+	passes := func(dead func(context.Context, netip.AddrPort) bool) (n int) {
+		synctest.Test(t, func(t *testing.T) {
+			table := &crowdTable{silent(), 3000}
+			departing(t, table, CleanerConfig{Observe: func(Run) { n++ }, Dead: dead})
+			time.Sleep(2 * time.Minute)
+		})
+		return n
+	}
+	asked := 0
+	with, without := passes(func(context.Context, netip.AddrPort) bool { asked++; return false }), passes(nil)
+	if asked == 0 || asked > 10 || with > without {
+		t.Errorf("%d times asked, %d passes, and %d without asking", asked, with, without)
+	}
+}
+
+// TestAskedAtOnce: an endpoint is asked as soon as it is due, also if syncs are reported meanwhile.
+func TestAskedAtOnce(t *testing.T) {
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			var asked time.Time
+			table := &crowdTable{silent(), 3000}
+			cleaner := departing(t, table, CleanerConfig{
+				Dead: func(context.Context, netip.AddrPort) bool { asked = time.Now(); return false }})
+			start, same := time.Now(), shop(t, false, "")
+			for asked.IsZero() && time.Since(start) < time.Minute {
+				time.Sleep(50 * time.Millisecond)
+				cleaner.SyncDone(same, false)
+			}
+			if after := asked.Sub(start); after < silentFor || after > silentFor+10*time.Second {
+				t.Errorf("asked after %v", after)
+			}
+		})
+	}
+}
+
+// TestAskedBefore: an endpoint does not answer, comes back, and leaves again. Its silence before says nothing.
+func TestAskedBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := silent()
+		var cleaner *Cleaner
+		asked := 0
+		cleaner = departing(t, &table, CleanerConfig{Dead: func(context.Context, netip.AddrPort) bool {
+			asked++
+			cleaner.SyncDone(shop(t, true, ""), false)
+			time.Sleep(2 * time.Second)
+			return asked == 1
+		}})
+		start := time.Now()
+		time.Sleep(40 * time.Second)
+		cleaner.SyncDone(shop(t, false, ""), false)
+		for ; !table.isGone(); time.Sleep(time.Second) {
+			if time.Since(start) > 3*time.Minute {
+				t.Fatal("still there")
+			}
+		}
+		if after := time.Since(start); asked == 0 || after < 2*time.Minute {
+			t.Errorf("%d times asked, and gone after %v", asked, after)
+		}
+	})
+}
