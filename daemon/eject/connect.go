@@ -15,11 +15,17 @@ import (
 const late = ejection.Patience / 2
 
 // Dead asks an endpoint for an answer: it reports that two connects of the node's own had none, one after the other. A
-// refusal is an answer.
+// refusal is an answer. Each takes its second, also if there is no route: a route may be away for a moment.
 func Dead(ctx context.Context, endpoint netip.AddrPort) bool {
 	for range 2 {
+		over := time.After(ejection.Patience)
 		if connectOne(ctx, endpoint) != ejection.Unanswered {
 			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-over:
 		}
 	}
 	return true
@@ -75,6 +81,7 @@ func classify(err error) ejection.Answer {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return ejection.Answered
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH),
+		errors.Is(err, syscall.EINVAL), // a blackhole route, such as Calico's for the pods of the node that are no more
 		errors.As(err, &failure) && failure.Timeout():
 		return ejection.Unanswered
 	}

@@ -14,10 +14,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"nftproxy/conntrack"
 	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
+	"nftproxy/test/lib/testnet"
 )
 
 // table has connections without an answer to some endpoints, and a walk through it takes cpu.
@@ -397,6 +401,7 @@ func TestClassify(t *testing.T) {
 		syscall.ECONNREFUSED: ejection.Answered, syscall.ECONNRESET: ejection.Answered,
 		context.DeadlineExceeded: ejection.Unanswered,
 		syscall.EHOSTUNREACH:     ejection.Unanswered, syscall.ENETUNREACH: ejection.Unanswered,
+		syscall.EINVAL: ejection.Unanswered,
 		syscall.EMFILE: ejection.Unknown, syscall.EPERM: ejection.Unknown, errors.New("other"): ejection.Unknown,
 	} {
 		if got := classify(fmt.Errorf("connect: %w", err)); got != want {
@@ -421,6 +426,31 @@ func TestNotDead(t *testing.T) {
 	if Dead(t.Context(), endpoint) {
 		t.Error("one that refuses is dead")
 	}
+}
+
+// Calico's route for all pods of a node drops what goes to one that is no more. One that is back a moment later is not
+// dead.
+func TestDeadRoute(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "dead-route")
+	pods := net.IPNet{IP: net.IP{10, 9, 0, 0}, Mask: net.CIDRMask(16, 32)}
+	testnet.Require(t, ns.Handle().RouteAdd(&netlink.Route{Dst: &pods, Type: unix.RTN_BLACKHOLE}))
+	endpoint := netip.MustParseAddrPort("10.9.0.1:80")
+	dead := func() (is bool) {
+		testnet.Require(t, ns.Do(func() error {
+			is = Dead(t.Context(), endpoint)
+			return nil
+		}))
+		return is
+	}
+	if !dead() {
+		t.Error("what is no more is not dead")
+	}
+	back := make(chan error, 1)
+	time.AfterFunc(ejection.Patience/2, func() { back <- ns.AddAddr("lo", netip.PrefixFrom(endpoint.Addr(), 32)) })
+	if dead() {
+		t.Error("one that was away for a moment is dead")
+	}
+	testnet.Require(t, <-back)
 }
 
 // A process that was stopped meanwhile has heard nothing: that says nothing about the endpoint.
