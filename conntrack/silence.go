@@ -15,8 +15,9 @@ import (
 const silentFor = 30 * time.Second
 
 // longestPause is that of any sender whose data is not acknowledged: Linux repeats it every two minutes at least
-// (TCP_RTO_MAX), others more often. The rest is for what a busy machine is late.
-const longestPause = 125 * time.Second
+// (TCP_RTO_MAX), others more often. By then its timers are late by up to a step of their wheel: 4 s with 1,000 ticks a
+// second, 14 s with 300. The rest is for what a busy machine is late, and for coarse.
+const longestPause = 140 * time.Second
 
 // lookEvery is the time between two looks for connections to departed endpoints. It is the least time after a
 // departure, too, and half of the most.
