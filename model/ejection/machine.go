@@ -48,7 +48,7 @@ type Machine struct {
 	sampled time.Time // when names of nodes were drawn last
 	// server is when the API server has answered last. askServer is when it may be asked again; zero if it has answered.
 	server, askServer time.Time
-	// cut says that this node's own network was gone at the last step: what failed then says nothing later.
+	// cut says that this node's own network was gone at the last step, perhaps only since few Nodes had answered by then.
 	cut     bool
 	verdict Verdict
 }
@@ -269,10 +269,15 @@ func (m *Machine) Answered(now time.Time, a Ask, answer Answer, facts Facts) {
 func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
 	e.answered = now
 	m.clear(e)
+	back := false
 	for _, n := range m.nodes {
 		if !n.begun.IsZero() && n.facts.has(e.addr.Addr()) { // by the API server's words
+			back = back || n.failed >= enough
 			m.alive(now, n, pauseFiltered)
 		}
+	}
+	if back && m.cut { // What failed while the network was gone says nothing any more.
+		m.allAgain()
 	}
 }
 

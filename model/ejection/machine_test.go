@@ -391,6 +391,37 @@ func TestPartitionEnds(t *testing.T) {
 	}
 }
 
+// Several nodes die at one moment, and the API server or the nodes take their time to answer. While few of those that
+// live have answered, it looks like this node's own network. That does not put off what is found out.
+func TestNodesDie(t *testing.T) {
+	for name, c := range map[string]struct{ slow, lag time.Duration }{
+		"slow server": {1400 * time.Millisecond, 0}, "slow nodes": {0, 300 * time.Millisecond},
+		"both": {500 * time.Millisecond, 600 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for moment := range 40 {
+				w := newWorld(t)
+				w.rng = rand.New(rand.NewPCG(uint64(moment), 3))
+				w.slow, w.lag = c.slow, c.lag
+				names := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"}
+				for i := 5; i < len(names); i++ {
+					w.node(names[i], i+1)
+				}
+				w.rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+				for i := range 3 {
+					w.service(fmt.Sprintf("shop/%d", i), append([]string{"own"}, names...)...)
+				}
+				traffic := w.traffic("shop/0", "shop/1", "shop/2")
+				w.run(time.Duration(moment)*tick, traffic)
+				for i := range 4 {
+					w.dead[names[i]] = true
+				}
+				w.within(5*time.Second, "left out", traffic, func() bool { return len(w.left()) == 3*4 })
+			}
+		})
+	}
+}
+
 // The API server is away, or a firewall between nodes drops what would ask them: endpoints are judged by themselves,
 // and it is said why nodes are not.
 func TestNodesNotJudged(t *testing.T) {

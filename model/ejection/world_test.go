@@ -38,6 +38,7 @@ type world struct {
 	uplink    bool          // is down
 	noServer  bool          // The API server is away.
 	slow      time.Duration // is how long it takes
+	lag       time.Duration // is how long another answer takes, at most
 
 	// chosen has the endpoints that take connections, of the Service in chosenOf.
 	chosen   map[service.Name][]netip.AddrPort
@@ -256,7 +257,11 @@ func (w *world) ask(a ejection.Ask) pending {
 	w.asks += len(a.To)
 	for _, to := range a.To {
 		if !w.silent(to, "node") && !(w.firewall && a.Node != "") {
-			return pending{a, w.now.Add(tick), ejection.Answered, ejection.Facts{}}
+			at := w.now.Add(tick)
+			if w.lag > 0 {
+				at = at.Add(time.Duration(w.rng.Int64N(int64(w.lag))))
+			}
+			return pending{a, at, ejection.Answered, ejection.Facts{}}
 		}
 	}
 	return pending{a, w.now.Add(ejection.Patience), ejection.Unanswered, ejection.Facts{}}
