@@ -313,7 +313,7 @@ func TestEndpointThatTakesNothing(t *testing.T) {
 			t.Fatal("a living connection is removed")
 		}
 	}
-	index.silence.died(endpoint)
+	index.silence.died(death{endpoint, time.Now()})
 	if n := pass(); n != 1 {
 		t.Errorf("%d removed after the endpoint has died, want the connection: it did not look given up", n)
 	}
