@@ -122,3 +122,29 @@ func TestAskedBefore(t *testing.T) {
 		}
 	})
 }
+
+// TestSightedByNamespace: a tenant's crowd of silent connections leaves places for others, and in the end its own.
+func TestSightedByNamespace(t *testing.T) {
+	s := silence{after: silentFor, longest: longestPause}
+	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.2:80", SeenReply|Assured)
+	f.Unacknowledged, f.Timeout = true, time.Minute
+	now, id := time.Now(), uint32(0)
+	sees := func(namespace string) bool {
+		before := len(s.sighted)
+		id++
+		f.ID = id
+		s.see(&f, namespace, now)
+		return len(s.sighted) > before
+	}
+	for range 2 * maxSighted {
+		sees("evil")
+	}
+	if n := len(s.sighted); n != maxSighted/4 || !sees("shop") || sees("evil") {
+		t.Errorf("%d of one namespace, %v", n, s.of)
+	}
+	now = now.Add(2 * time.Minute)
+	s.due(now, &Scope{})
+	if len(s.sighted)+len(s.of) > 0 || !sees("evil") {
+		t.Errorf("%d are remembered, %v", len(s.sighted), s.of)
+	}
+}

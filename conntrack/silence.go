@@ -23,7 +23,8 @@ const longestPause = 140 * time.Second
 // departure, too, and half of the most.
 const lookEvery = 15 * time.Second
 
-// maxSighted bounds the connections that are remembered. What is not, ends by the kernel's time-outs.
+// maxSighted bounds the connections that are remembered. The Services of one namespace may have a quarter of them. What
+// is not remembered, ends by the kernel's time-outs.
 const maxSighted = 4096
 
 // coarse is how much the time of an entry's end varies although no packet comes: the kernel says it in whole seconds.
@@ -34,6 +35,7 @@ const coarse = 2 * time.Second
 // the Service, and on whether something is not acknowledged.
 type silence struct {
 	sighted map[connection]sighting
+	of      map[string]int // how many, by namespace
 	// after and longest are silentFor and longestPause, but for tests.
 	after, longest time.Duration
 	// next is when something is due for a sighting; zero for never.
@@ -52,6 +54,7 @@ type sighting struct {
 	// since is when the connection was sighted. No packet has come since then if the entry still ends at ends.
 	since, ends time.Time
 	endpoint    Filter
+	namespace   string
 	// dead is when the endpoint was asked last without an answer; zero if it was not. asked says that it is asked, or was.
 	// looked says that a look at the entry has been asked for, after the longest pause.
 	dead          time.Time
@@ -74,18 +77,33 @@ func (s *silence) givenUp(f *Flow, left, now time.Time) bool {
 	return ok && f.Unacknowledged && seen.same(now.Add(f.Timeout)) && (dead || now.Sub(seen.since) >= s.longest)
 }
 
-// see notes a connection.
-func (s *silence) see(f *Flow, now time.Time) {
+// see notes a connection to a Service of a namespace.
+func (s *silence) see(f *Flow, namespace string, now time.Time) {
 	key, ends := connection{f.Original, f.ID}, now.Add(f.Timeout)
 	seen, ok := s.sighted[key]
-	if ok && seen.same(ends) || !ok && len(s.sighted) >= maxSighted {
+	full := len(s.sighted) >= maxSighted || s.of[namespace] >= maxSighted/4
+	if ok && seen.same(ends) || !ok && full {
 		return
 	}
 	if s.sighted == nil {
-		s.sighted = map[connection]sighting{}
+		s.sighted, s.of = map[connection]sighting{}, map[string]int{}
 	}
-	s.sighted[key] = sighting{since: now, ends: ends, endpoint: Filter{Protocol: f.Protocol, Endpoint: f.Reply.Src}}
+	if ok {
+		namespace = seen.namespace
+	} else {
+		s.of[namespace]++
+	}
+	s.sighted[key] = sighting{since: now, ends: ends, namespace: namespace,
+		endpoint: Filter{Protocol: f.Protocol, Endpoint: f.Reply.Src}}
 	s.plan(now.Add(s.after))
+}
+
+func (s *silence) forget(key connection) {
+	namespace := s.sighted[key].namespace
+	if s.of[namespace]--; s.of[namespace] == 0 {
+		delete(s.of, namespace)
+	}
+	delete(s.sighted, key)
 }
 
 // together is how long something that is due waits for more: one pass may sight thousands of connections, and each look
@@ -109,7 +127,7 @@ func (s *silence) due(now time.Time, scope *Scope) {
 	for key, seen := range s.sighted {
 		ask, look, forget := seen.since.Add(s.after), seen.since.Add(s.longest), seen.ends.Add(2*coarse)
 		if !now.Before(forget) {
-			delete(s.sighted, key)
+			s.forget(key)
 			continue
 		}
 		if !seen.asked && !now.Before(ask) {
@@ -156,8 +174,14 @@ func (x *Index) sight(f *Flow) {
 	if f.Protocol != service.TCP || !f.Unacknowledged || expendable(f) {
 		return
 	}
-	if d := x.departure(f); d != nil && !d.cut.kept {
-		d.seen = x.departed.now
-		x.silence.see(f, x.departed.now)
+	d := x.departure(f)
+	if d == nil || d.cut.kept {
+		return
 	}
+	d.seen = x.departed.now
+	namespace := ""
+	if o, ok := x.owner(f); ok {
+		namespace, _ = o.service.Name.Split()
+	}
+	x.silence.see(f, namespace, x.departed.now)
 }
