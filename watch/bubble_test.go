@@ -116,7 +116,7 @@ func newRig(t *testing.T, server *apiServer, prepare ...func(*listWatch[*sliceOb
 				runtime.ContentTypeJSON,
 		}})
 	must(t, err)
-	r.loop = newListWatch("endpointslices", newSliceStore(r.Watcher), way[*sliceObject]{client: client.slices})
+	r.loop = newListWatch(r.Watcher, "endpointslices", (*index).knownSlices, way[*sliceObject]{client: client.slices})
 	for _, p := range prepare {
 		p(r.loop)
 	}

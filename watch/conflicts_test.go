@@ -281,7 +281,7 @@ func TestRetainedConflict(t *testing.T) {
 		heir := uniformService(100)
 		heir.Spec.ClusterIP, heir.Spec.ClusterIPs = "172.30.0.3", []string{"172.30.0.3"}
 		heir.Spec.Ports[0].Port = 9999
-		l.services.put(convertService(heir))
+		l.change(convertService(heir).put)
 		l.settle()
 		e := took[*ConflictError](l)
 		if len(e) != 1 || len(e[0].Conflicts) != 2 || strings.Count(e[0].String(), "belongs to Service "+heir.Namespace+"/"+

@@ -34,6 +34,8 @@ func (i *identity) name() service.Name { return i.key }
 
 func (i *identity) found() []Problem { return i.problems }
 
+func (i *identity) serves() service.Name { return "" }
+
 // keepText keeps the problems of a manifest's text. What the object's own problems say of values that were left out is
 // the same mistake once more.
 func (i *identity) keepText(text []Problem) {

@@ -373,7 +373,7 @@ func TestManyPortsAndSlices(t *testing.T) {
 			ix.flush()
 			least = min(least, threadTime(t)-before)
 		}
-		s := ix.flush().Services.At(ix.serviceNames()[0])
+		s := ix.flush().Services.At(ix.knownServices()[0].key)
 		for i, want := range []int{(slices + 1) / 2, slices / 2} {
 			if n := s.Ports[i].Endpoints.Len(); n != want {
 				t.Errorf("%d ports, %d slices: port %d has %d endpoints, want %d", ports, slices, i, n, want)

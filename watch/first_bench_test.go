@@ -21,8 +21,8 @@ func BenchmarkFirstSnapshot(b *testing.B) {
 		}
 		fill := func(services []*serviceObject, endpointSlices []*sliceObject) *Watcher {
 			w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
-			newServiceStore(w).replace(services)
-			newSliceStore(w).replace(endpointSlices)
+			newListWatch(w, "services", (*index).knownServices).replace(services)
+			newListWatch(w, "endpointslices", (*index).knownSlices).replace(endpointSlices)
 			return w
 		}
 		name := fmt.Sprintf("%dx%d", size.services, size.endpoints)

@@ -67,6 +67,19 @@ func newScript(t *testing.T) *script {
 	return s
 }
 
+func deleteObject(ix *index, kind string, name service.Name) {
+	switch kind {
+	case "Service":
+		ix.deleteService(name)
+	case "EndpointSlice":
+		ix.deleteSlice(name)
+	case "Node":
+		ix.deleteNode(name)
+	case "ServiceCIDR":
+		ix.deleteCIDR(name)
+	}
+}
+
 func (s *script) step(f *txtar.File) {
 	s.Helper()
 	step, argument, _ := strings.Cut(f.Name, " ")
@@ -78,7 +91,7 @@ func (s *script) step(f *txtar.File) {
 	case "delete":
 		for line := range strings.Lines(string(f.Data)) {
 			kind, name, _ := strings.Cut(strings.TrimSpace(line), " ")
-			s.index.deleteObject(manifestKey{kind, service.Name(name)})
+			deleteObject(s.index, kind, service.Name(name))
 		}
 	case "host-addresses":
 		var addrs []netip.Addr

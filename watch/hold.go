@@ -30,7 +30,7 @@ func (ix *index) debtors() []*joined {
 			since = ix.at
 		}
 		ready, debtor := ix.options.Accounts.Ready(ix.at, namespace, since)
-		if !debtor || j.foreign || j.name == kubernetesService {
+		if !debtor || j.foreign != nil || j.name == kubernetesService {
 			j.since = time.Time{}
 			others = append(others, j)
 			continue

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"nftproxy/model/parallel"
 	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
+	"nftproxy/watch/wire"
 )
 
 // index joins Services with their EndpointSlices. It takes events in any order.
@@ -75,13 +77,10 @@ type index struct {
 // missing.
 type joined struct {
 	name service.Name
-	// object is nil where there is no Service that this proxy serves. foreign says that
-	// there is one that it does not serve.
-	object  *serviceObject
-	foreign bool
-	// barred are the problems of a Service without a virtual address, which no proxy serves.
-	barred, barredText []Problem
-	slices             []*sliceObject
+	// object is nil where there is no Service that this proxy serves. foreign is one that it does not serve: another
+	// proxy does, or none, since it has no virtual address.
+	object, foreign *serviceObject
+	slices          []*sliceObject
 	// dirty says that it is in the index's list of the same name.
 	dirty bool
 	// since is when it was first held, zero for not, and ready when it may go on. told is when that was last reported.
@@ -95,6 +94,33 @@ type joined struct {
 	kept   *service.Service
 	byKept bool
 }
+
+// converted is an object as the index keeps it.
+type converted interface {
+	wire.Object
+	name() service.Name
+	found() []Problem
+	keepText(problems []Problem)
+	// put puts the object in the place of the one with its name, and drop removes that one.
+	put(*index)
+	drop(*index)
+	// serves is the Service that loses something with the object; empty for kinds that no Service is served by.
+	serves() service.Name
+}
+
+func (s *serviceObject) put(ix *index)        { ix.setService(s) }
+func (s *serviceObject) drop(ix *index)       { ix.deleteService(s.key) }
+func (s *serviceObject) serves() service.Name { return s.key }
+
+func (s *sliceObject) put(ix *index)        { ix.setSlice(s) }
+func (s *sliceObject) drop(ix *index)       { ix.deleteSlice(s.key) }
+func (s *sliceObject) serves() service.Name { return s.owner }
+
+func (n *nodeObject) put(ix *index)  { ix.setNode(n) }
+func (n *nodeObject) drop(ix *index) { ix.deleteNode(n.key) }
+
+func (c *cidrObject) put(ix *index)  { ix.setCIDR(c) }
+func (c *cidrObject) drop(ix *index) { ix.deleteCIDR(c.key) }
 
 func newIndex(node string) *index {
 	return &index{
@@ -110,37 +136,36 @@ func newIndex(node string) *index {
 	}
 }
 
-// expectServices and expectSlices make room in an empty index. Maps that grow to the size of a
-// large cluster copy everything several times.
-
-func (ix *index) expectServices(n int) {
-	if len(ix.joined) == 0 {
-		ix.joined = make(map[service.Name]*joined, n)
-	}
-}
-
-func (ix *index) expectSlices(n int) {
-	if len(ix.slices) == 0 {
-		ix.slices = make(map[service.Name]*sliceObject, n)
-	}
-}
-
-// serviceNames, sliceNames and cidrNames return the names of the objects that the
-// index has, in no order.
-
-func (ix *index) serviceNames() []service.Name {
-	var names []service.Name
-	for name, j := range ix.joined {
-		if j.object != nil || j.foreign {
-			names = append(names, name)
+// expect makes room in an empty index for a list of objects. Maps that grow to the size of a large cluster copy
+// everything several times.
+func (ix *index) expect(objects any) {
+	switch list := objects.(type) {
+	case []*serviceObject:
+		if len(ix.joined) == 0 {
+			ix.joined = make(map[service.Name]*joined, len(list))
+		}
+	case []*sliceObject:
+		if len(ix.slices) == 0 {
+			ix.slices = make(map[service.Name]*sliceObject, len(list))
 		}
 	}
-	return names
 }
 
-func (ix *index) sliceNames() []service.Name { return slices.Collect(maps.Keys(ix.slices)) }
+// knownServices, knownSlices and knownCIDRs return the objects that the index has, in no order.
 
-func (ix *index) cidrNames() []service.Name { return slices.Collect(maps.Keys(ix.cidrs)) }
+func (ix *index) knownServices() []*serviceObject {
+	var list []*serviceObject
+	for _, j := range ix.joined {
+		if s := cmp.Or(j.object, j.foreign); s != nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+func (ix *index) knownSlices() []*sliceObject { return slices.Collect(maps.Values(ix.slices)) }
+
+func (ix *index) knownCIDRs() []*cidrObject { return slices.Collect(maps.Values(ix.cidrs)) }
 
 // reportNew reports the problems that an object's last version did not have.
 func (ix *index) reportNew(before, after []Problem) {
@@ -153,36 +178,40 @@ func (ix *index) reportNew(before, after []Problem) {
 
 func (ix *index) setService(s *serviceObject) {
 	name := s.name()
+	ix.changes.Services++
+	j := ix.joinedOf(name)
+	ix.markDirty(j)
 	if s.bare == nil || !ix.serves(s) {
-		j := ix.setForeign(name)
+		ix.reportNew(ix.barred(j.foreign), ix.barred(s))
+		j.object, j.foreign = nil, s
+		ix.retention.Release(name) // It is not missing: nothing of that name is retained.
 		if s.bare != nil {
 			ix.builder.SetOther(s.bare) // Another proxy serves it.
 		} else {
 			ix.builder.DeleteOther(name)
 		}
-		if ix.serves(s) {
-			ix.reportNew(j.barred, s.problems)
-			j.barred, j.barredText = s.problems, s.text
-		}
 		return
 	}
-	ix.changes.Services++
 	ix.builder.DeleteOther(name)
 	s = ix.withTimeouts(ix.withBalance(ix.withoutIgnoredExternalIPs(s)))
-	j := ix.joinedOf(name)
-	var old []Problem
-	if j.object != nil {
-		old = j.object.problems
-	}
-	ix.reportNew(old, s.problems)
 	if j.object == nil {
+		ix.reportNew(nil, s.problems)
 		ix.reportHeadless(name)
+	} else {
+		ix.reportNew(j.object.problems, s.problems)
 	}
-	j.object, j.foreign, j.barred, j.barredText = s, false, nil, nil
+	j.object, j.foreign = s, nil
 	if len(j.slices) > 0 {
 		ix.retention.Release(name)
 	}
-	ix.markDirty(j)
+}
+
+// barred returns the problems of a Service without a virtual address that would be this proxy's.
+func (ix *index) barred(s *serviceObject) []Problem {
+	if s == nil || !ix.serves(s) {
+		return nil
+	}
+	return s.problems
 }
 
 // serves says whether the Service is this proxy's: one with the proxy's name in its
@@ -191,23 +220,12 @@ func (ix *index) serves(s *serviceObject) bool {
 	return s.named == (ix.options.ProxyName != "") && s.proxy == ix.options.ProxyName
 }
 
-// setForeign takes a Service that this proxy does not serve. It is not missing: nothing of
-// that name is retained.
-func (ix *index) setForeign(name service.Name) *joined {
-	ix.changes.Services++
-	j := ix.joinedOf(name)
-	j.object, j.foreign = nil, true
-	ix.retention.Release(name)
-	ix.markDirty(j)
-	return j
-}
-
 func (ix *index) deleteService(name service.Name) {
 	ix.changes.Services++
-	if j, ok := ix.joined[name]; ok && (j.object != nil || j.foreign) {
+	if j, ok := ix.joined[name]; ok && (j.object != nil || j.foreign != nil) {
 		ix.retention.Release(name)
 		ix.builder.DeleteOther(name)
-		j.object, j.foreign, j.barred, j.barredText = nil, false, nil, nil
+		j.object, j.foreign = nil, nil
 		ix.markDirty(j)
 	}
 }
@@ -392,7 +410,7 @@ func (ix *index) take(list []*joined, prepared []snapshots.Prepared) {
 		ix.unprotected = ix.unprotected || j.name == kubernetesService
 		ix.builder.Take(prepared[i])
 		ix.noteStrays(j)
-		if !j.built && len(j.slices) == 0 && !j.foreign {
+		if !j.built && len(j.slices) == 0 && j.foreign == nil {
 			delete(ix.joined, j.name)
 		}
 	}

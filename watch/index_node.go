@@ -10,8 +10,8 @@ import (
 
 // nodeState is what the index knows of this node's Node object, apart from its facts.
 type nodeState struct {
-	there    bool
-	problems []Problem
+	// object is nil where there is no Node.
+	object *nodeObject
 	// expected says that a Node with an address is to come: the source is an API
 	// server.
 	expected bool
@@ -33,11 +33,11 @@ func (ix *index) expectNode() {
 	ix.builder.SetNode(node)
 }
 
-func (ix *index) nodeNames() []service.Name {
-	if !ix.node.there {
+func (ix *index) knownNodes() []*nodeObject {
+	if ix.node.object == nil {
 		return nil
 	}
-	return []service.Name{service.NewName("", ix.builder.Snapshot().Node.Name)}
+	return []*nodeObject{ix.node.object}
 }
 
 // setNode takes this node's object. It ignores other Nodes.
@@ -46,8 +46,12 @@ func (ix *index) setNode(n *nodeObject) {
 	if n.facts.Name != last.Name {
 		return
 	}
-	ix.reportNew(ix.node.problems, n.problems)
-	ix.node.there, ix.node.problems = true, n.problems
+	if ix.node.object == nil {
+		ix.reportNew(nil, n.problems)
+	} else {
+		ix.reportNew(ix.node.object.problems, n.problems)
+	}
+	ix.node.object = n
 	node := n.facts
 	node.HostAddresses, node.SharedAddresses, node.Settings = last.HostAddresses, last.SharedAddresses, last.Settings
 	node.Networks, node.APIServers = last.Networks, last.APIServers
@@ -65,7 +69,7 @@ func (ix *index) setNode(n *nodeObject) {
 // until one is.
 func (ix *index) doubtNode() {
 	node := ix.builder.Snapshot().Node
-	foreign := ix.node.there && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
+	foreign := ix.node.object != nil && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
 		!slices.ContainsFunc(node.Addresses, func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) })
 	if foreign && !ix.node.foreign {
 		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "status.addresses",
@@ -98,8 +102,8 @@ func closeOnce(c chan struct{}) {
 // deleteNode reports that the Node is gone and keeps its facts: the node's interfaces
 // still have the addresses.
 func (ix *index) deleteNode(name service.Name) {
-	if ix.node.there && slices.Contains(ix.nodeNames(), name) {
-		ix.node.there, ix.node.problems = false, nil
+	if n := ix.node.object; n != nil && n.key == name {
+		ix.node.object = nil
 		ix.missNode()
 	}
 }
@@ -110,9 +114,9 @@ func (ix *index) missNode() {
 	pending := ix.builder.Snapshot().Node.AddressPending
 	p := Problem{Object: ix.nodeName()}
 	switch {
-	case !ix.node.there && pending:
+	case ix.node.object == nil && pending:
 		p.Err = fmt.Errorf("%w; %s", ErrNoNode, closedNodePorts)
-	case !ix.node.there:
+	case ix.node.object == nil:
 		p.Err = ErrNoNode
 	case pending:
 		p.Field, p.Err = "status.addresses", fmt.Errorf("%w; %s", ErrNoNodeAddress, closedNodePorts)

@@ -231,11 +231,11 @@ func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 		step()
 	}
 	compareSnapshots(t, "fresh build", fresh.flush(), end)
-	if n := len(ix.serviceNames()); n > len(o.services) || len(ix.slices) != len(o.slices) {
+	if n := len(ix.knownServices()); n > len(o.services) || len(ix.slices) != len(o.slices) {
 		t.Fatalf("the index keeps %d services and %d slices of %d and %d", n, len(ix.slices), len(o.services), len(o.slices))
 	}
 	for owner, j := range ix.joined {
-		if j.object == nil && !j.foreign && len(j.slices) == 0 || j.dirty {
+		if j.object == nil && j.foreign == nil && len(j.slices) == 0 || j.dirty {
 			t.Fatalf("%s is left though nothing is joined there, or waits for a flush: %t", owner, j.dirty)
 		}
 		if j.object != nil && j.object.bare != ix.builder.Service(owner) {

@@ -31,17 +31,16 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 			w.outage.require(resource)
 		}
 	})
-	services := newListWatch("services", newServiceStore(w), serviceWays(client)...)
+	services := newListWatch(w, "services", (*index).knownServices, serviceWays(client)...)
 	selector := sliceLabels
 	if w.opts.AllSlices {
 		selector = ""
 	}
-	endpointSlices := newListWatch("endpointslices", newSliceStore(w), way[*sliceObject]{client.slices,
+	endpointSlices := newListWatch(w, "endpointslices", (*index).knownSlices, way[*sliceObject]{client.slices,
 		metav1.ListOptions{LabelSelector: selector}})
-	cidrs := newListWatch("servicecidrs", newStore(w, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames),
-		cidrWays(client)...)
+	cidrs := newListWatch(w, "servicecidrs", (*index).knownCIDRs, cidrWays(client)...)
 	cidrs.optional = true
-	nodes := newListWatch("nodes", newStore(w, (*index).setNode, (*index).deleteNode, (*index).nodeNames),
+	nodes := newListWatch(w, "nodes", (*index).knownNodes,
 		way[*nodeObject]{client.nodes, metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}})
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -50,10 +49,10 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 	}
 	tasks.Go(func() {
 		w.awaitSync(ctx,
-			awaited{what: "Services", there: services.store.synced},
-			awaited{what: "EndpointSlices", there: endpointSlices.store.synced},
+			awaited{what: "Services", there: services.synced},
+			awaited{what: "EndpointSlices", there: endpointSlices.synced},
 			awaited{
-				what: "ServiceCIDRs", there: cidrs.store.synced, limit: w.opts.ListTimeout,
+				what: "ServiceCIDRs", there: cidrs.synced, limit: w.opts.ListTimeout,
 				without: "addresses of services that no service has are not dropped until they come",
 			},
 			awaited{what: "Node " + w.opts.Node, there: w.index.node.seen, limit: w.opts.NodeTimeout})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 
+	"nftproxy/model/service"
 	"nftproxy/watch/wire"
 )
 
@@ -31,13 +33,17 @@ const (
 	stubborn = 5
 )
 
-// listWatch keeps a store equal to a resource of the API server. The package's comment has the protocol. Its methods
+// listWatch keeps the index equal to a resource of the API server. The package's comment has the protocol. Its methods
 // are called from one goroutine.
 type listWatch[K converted] struct {
 	watcher  *Watcher
 	resource string
-	store    *store[K]
 	ways     ways[K]
+	// known returns the objects of the kind that the index has.
+	known func(*index) []K
+	// synced is closed once the first full list is in the index, or the API server has said that it lacks
+	// an optional resource.
+	synced chan struct{}
 	// optional says that the proxy can do without the resource, and that some API servers do not have it, or
 	// give no right to read it.
 	optional bool
@@ -51,15 +57,16 @@ type listWatch[K converted] struct {
 	open bool
 }
 
-func newListWatch[K converted](resource string, s *store[K], list ...way[K]) *listWatch[K] {
+func newListWatch[K converted](w *Watcher, resource string, known func(*index) []K, list ...way[K]) *listWatch[K] {
 	return &listWatch[K]{
-		watcher: s.watcher, resource: resource, store: s, ways: ways[K]{list: list}, last: map[string]string{},
+		watcher: w, resource: resource, ways: ways[K]{list: list}, known: known, synced: make(chan struct{}),
+		last: map[string]string{},
 	}
 }
 
 // run follows the resource until ctx ends.
 func (l *listWatch[K]) run(ctx context.Context) {
-	version := "" // The store has everything up to it; empty if it is to be listed.
+	version := "" // The index has everything up to it; empty if it is to be listed.
 	for ctx.Err() == nil {
 		if version == "" {
 			version = l.list(ctx)
@@ -69,7 +76,7 @@ func (l *listWatch[K]) run(ctx context.Context) {
 	}
 }
 
-// list puts the API server's list into the store, and returns its version. If there is none, it returns "" after a
+// list puts the API server's list into the index, and returns its version. If there is none, it returns "" after a
 // pause.
 //
 // Without a version and a limit, the list has everything that was written before the request. The API server answers
@@ -91,9 +98,40 @@ func (l *listWatch[K]) list(ctx context.Context) (version string) {
 	}
 	l.seen = true
 	l.pauses.answer()
-	l.store.replace(list.Items)
+	l.replace(list.Items)
 	l.listed()
 	return list.Version
+}
+
+// replace puts the list in the place of all objects, in one step: at the start, and when the API server lists again.
+// Where the list lacks most Services or their endpoints, these are retained (retention.go).
+func (l *listWatch[K]) replace(objects []K) {
+	now := time.Now()
+	l.watcher.change(func(ix *index) {
+		gone := others(l.known(ix), objects)
+		lost := lossOf(ix, gone)
+		for _, o := range gone {
+			o.drop(ix)
+		}
+		ix.expect(objects)
+		for _, o := range objects {
+			o.put(ix)
+		}
+		ix.retain(lost, now)
+	})
+	closeOnce(l.synced)
+}
+
+// others returns those of the known objects that are not in the list.
+func others[K converted](known, list []K) []K {
+	if len(known) == 0 { // the start
+		return nil
+	}
+	listed := make(map[service.Name]bool, len(list))
+	for _, o := range list {
+		listed[o.name()] = true
+	}
+	return slices.DeleteFunc(known, func(o K) bool { return listed[o.name()] })
 }
 
 // watch follows the changes since a version until the watch ends, and then pauses unless it was open for the longest
@@ -150,7 +188,7 @@ type outcome struct {
 	err error
 }
 
-// watchOnce makes a watch, and takes its changes into the store until it ends.
+// watchOnce makes a watch, and takes its changes into the index until it ends.
 func (l *listWatch[K]) watchOnce(ctx context.Context, version string) outcome {
 	w := outcome{version: version}
 	most := watchTime + rand.N(watchTime)
@@ -174,9 +212,9 @@ func (l *listWatch[K]) watchOnce(ctx context.Context, version string) outcome {
 		switch kind {
 		case apiwatch.Bookmark:
 		case apiwatch.Deleted:
-			l.store.delete(object)
+			l.watcher.change(object.drop)
 		default:
-			l.store.put(object)
+			l.watcher.change(object.put)
 		}
 		if v := object.GetResourceVersion(); v != "" {
 			w.changed = w.changed || kind != apiwatch.Bookmark && v != w.version
@@ -214,7 +252,7 @@ func (l *listWatch[K]) loses(err error, opened bool) bool {
 	case utilnet.IsConnectionRefused(err):
 		// Nobody listens: the API server begins again, and knows no change from before. Also etcd may have been restored from
 		// an older state meanwhile. Then the server counts versions from that state on, and leaves out of a watch whatever
-		// has a lower one than the store's: the watcher would miss changes for good.
+		// has a lower one than the index's: the watcher would miss changes for good.
 		return true
 	case answered:
 		return status.Status().Code >= 500 && l.pauses.tries >= stubborn
@@ -287,7 +325,7 @@ func (l *listWatch[K]) report(verb string, err error) {
 	absent := apierrors.IsNotFound(err)
 	refused := absent || apierrors.IsForbidden(err)
 	if absent = absent && l.optional; absent {
-		closeOnce(l.store.synced)
+		closeOnce(l.synced)
 		err = &AbsentError{Resource: l.resource, Err: err}
 	} else {
 		err = newRequestError(verb, l.resource, err)

@@ -280,13 +280,13 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted)
 		ix.problems = append(ix.problems, fresh...)
 		var l loss
 		if len(wanted) == 0 { // A directory that is not mounted has no files.
-			l = ix.lossOf(ix.serviceNames())
+			l = lossOf(ix, ix.knownServices())
 		} else {
 			ix.releaseAll()
 		}
-		for key := range m.current {
+		for key, object := range m.current {
 			if _, still := wanted[key]; !still {
-				ix.deleteObject(key)
+				object.drop(ix)
 			}
 		}
 		// In order, so that equal mistakes give equal logs.
@@ -297,37 +297,11 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted)
 			return cmp.Or(strings.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
 		})
 		for _, key := range changed {
-			ix.setObject(wanted[key])
+			wanted[key].put(ix)
 		}
 		ix.retain(l, now)
 	})
 	m.current = wanted
-}
-
-func (ix *index) setObject(object converted) {
-	switch o := object.(type) {
-	case *serviceObject:
-		ix.setService(o)
-	case *sliceObject:
-		ix.setSlice(o)
-	case *nodeObject:
-		ix.setNode(o)
-	case *cidrObject:
-		ix.setCIDR(o)
-	}
-}
-
-func (ix *index) deleteObject(key manifestKey) {
-	switch key.kind {
-	case "Service":
-		ix.deleteService(key.name)
-	case "EndpointSlice":
-		ix.deleteSlice(key.name)
-	case "Node":
-		ix.deleteNode(key.name)
-	case "ServiceCIDR":
-		ix.deleteCIDR(key.name)
-	}
 }
 
 // listManifests returns the paths of the manifests at path, a file or a directory.

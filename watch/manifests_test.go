@@ -406,7 +406,7 @@ func FuzzReadManifest(f *testing.F) {
 		}
 		ix := newIndex("node-0")
 		for _, e := range file.objects {
-			ix.setObject(e.value)
+			e.value.put(ix)
 		}
 		text := ix.flush().String()
 		if _, err := gen.ReadSnapshot(strings.NewReader(text)); err != nil {

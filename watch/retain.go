@@ -26,12 +26,12 @@ type loss struct {
 	serving int
 }
 
-// lossOf returns the loss if the list lacks something of the named Services; it is empty
-// if none of them is there and has endpoints. It must be called before anything is removed.
-func (ix *index) lossOf(names []service.Name) loss {
+// lossOf returns the loss if the list lacks these objects; it is empty if none of their Services is there and has
+// endpoints. It must be called before anything is removed.
+func lossOf[K converted](ix *index, gone []K) loss {
 	lacking := map[service.Name]bool{}
-	for _, name := range names {
-		if ix.servedNow(name) {
+	for _, o := range gone {
+		if name := o.serves(); ix.servedNow(name) {
 			lacking[name] = true
 		}
 	}
@@ -56,23 +56,11 @@ func (ix *index) servedNow(name service.Name) bool {
 	return ix.service(name) != nil && ix.builder.Service(name).HasEndpoints()
 }
 
-// ownersOf returns the Services that slices belong to, each once.
-func (ix *index) ownersOf(names []service.Name) []service.Name {
-	var owners []service.Name
-	for _, name := range names {
-		if owner := ix.slices[name].owner; owner != "" {
-			owners = append(owners, owner)
-		}
-	}
-	slices.Sort(owners)
-	return slices.Compact(owners)
-}
-
 // mute says whether the source says nothing of a Service's endpoints: the Service is
 // missing, or it has no slice. A slice without endpoints says that there are none, and a
 // Service of another proxy, or of none, that nothing is to be served.
 func (j *joined) mute() bool {
-	return j == nil || !j.foreign && (j.object == nil || len(j.slices) == 0)
+	return j == nil || j.foreign == nil && (j.object == nil || len(j.slices) == 0)
 }
 
 // retain retains the Services of the loss of which nothing has come, if the loss is

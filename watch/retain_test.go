@@ -24,8 +24,8 @@ import (
 type lists struct {
 	*testing.T
 	*Watcher
-	services *store[*serviceObject]
-	slices   *store[*sliceObject]
+	services *listWatch[*serviceObject]
+	slices   *listWatch[*sliceObject]
 	out      *service.Mailbox
 	last     service.Snapshot
 	// mu is for the race detector, which does not know the order of time in a bubble.
@@ -56,7 +56,7 @@ func newLists(t *testing.T, opts Options) *lists {
 		l.problems = append(l.problems, p)
 	}
 	l.Watcher = NewWatcher(opts, l.out)
-	l.services, l.slices = newServiceStore(l.Watcher), newSliceStore(l.Watcher)
+	l.services, l.slices = newListWatch(l.Watcher, "services", (*index).knownServices), newListWatch(l.Watcher, "endpointslices", (*index).knownSlices)
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go l.loop(ctx)
@@ -177,20 +177,20 @@ func TestRetainOnlySlices(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.listSlices(0)
 		l.want("after the list", endpoints(20), 20)
-		l.slices.put(convertSlice(uniformSlice(0, 1)))
+		l.change(convertSlice(uniformSlice(0, 1)).put)
 		l.want("when a slice comes", endpoints(19), 20)
 		if got := l.service(0).Ports[0].Endpoints.Len(); got != 1 {
 			t.Errorf("the Service whose slice came has %d endpoints, want the slice's 1", got)
 		}
-		l.slices.put(convertSlice(uniformSlice(1, 0)))
+		l.change(convertSlice(uniformSlice(1, 0)).put)
 		l.want("when a slice without endpoints comes", endpoints(18), 19)
-		l.services.delete(convertService(uniformService(2)))
+		l.change(convertService(uniformService(2)).drop)
 		l.want("when a Service is deleted", endpoints(17), 18)
-		l.slices.delete(convertSlice(uniformSlice(0, 1)))
+		l.change(convertSlice(uniformSlice(0, 1)).drop)
 		l.want("when a slice is deleted", endpoints(17), 17)
 		changed := uniformService(3)
 		changed.Spec.Ports[0].Port = 81
-		l.services.put(convertService(changed))
+		l.change(convertService(changed).put)
 		l.want("when a Service changes", endpoints(17), 17)
 		if got := l.service(3).Ports[0].Port; got != 81 {
 			t.Errorf("the Service that changed has port %d", got)
@@ -209,7 +209,7 @@ func TestRetainOnlyServices(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.listServices(0)
 		l.want("after the list", services(20), 20)
-		l.slices.put(convertSlice(uniformSlice(0, 5)))
+		l.change(convertSlice(uniformSlice(0, 5)).put)
 		l.settle()
 		if got := l.service(0).Ports[0].Endpoints.Len(); got != 5 {
 			t.Errorf("%d endpoints, want those of the slice, which has changed to 5", got)
@@ -219,7 +219,7 @@ func TestRetainOnlyServices(t *testing.T) {
 		if got := l.service(0).Ports[0].Endpoints.Len(); got != 5 {
 			t.Errorf("%d endpoints, want the last ones, 5", got)
 		}
-		l.services.put(convertService(uniformService(0)))
+		l.change(convertService(uniformService(0)).put)
 		l.want("when a Service comes back", map[string]int{"service": 19, "endpoints": 1}, 20)
 		l.listSlices(20)
 		l.want("when the slices are back", services(19), 20)
@@ -264,7 +264,7 @@ func TestRetainNothing(t *testing.T) {
 		l.list(20, 20)
 		l.want("half of the Services are missing", nil, 20)
 		for i := range 11 {
-			l.services.delete(convertService(uniformService(i)))
+			l.change(convertService(uniformService(i)).drop)
 		}
 		l.want("most are deleted by events", nil, 9)
 		l.list(0, 0)
@@ -295,8 +295,8 @@ func TestRetainedGivesWay(t *testing.T) {
 		l.want("after the lists", services(20), 20)
 		heir := uniformService(100)
 		heir.Spec.ClusterIP, heir.Spec.ClusterIPs = "172.30.0.3", []string{"172.30.0.3"}
-		l.services.put(convertService(heir))
-		l.slices.put(convertSlice(uniformSlice(100, 1)))
+		l.change(convertService(heir).put)
+		l.change(convertSlice(uniformSlice(100, 1)).put)
 		l.want("with the heir", services(20), 21)
 		if l.last.Conflicts.At(service.NewName(heir.Namespace, heir.Name)) != nil {
 			t.Error("the new Service does not have its address")
@@ -314,9 +314,9 @@ func TestRetainOurs(t *testing.T) {
 	foreign.Spec.Type = corev1.ServiceTypeExternalName
 	withLists(t, 20, func(l *lists) {
 		l.list(0, 0)
-		l.services.put(convertService(foreign))
+		l.change(convertService(foreign).put)
 		l.want("one is there", services(19), 19)
-		l.services.delete(convertService(foreign))
+		l.change(convertService(foreign).drop)
 		l.want("it is deleted", services(19), 19)
 		l.services.replace([]*serviceObject{convertService(foreign)})
 		l.services.replace(nil)
@@ -340,11 +340,11 @@ func TestRetainFollowsSlices(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.listServices(0)
 		l.want("without Services", services(20), 20)
-		l.slices.put(convertSlice(uniformSlice(0, 0)))
+		l.change(convertSlice(uniformSlice(0, 0)).put)
 		l.want("a slice becomes empty", services(20), 19)
 		l.listSlices(0)
 		l.want("without slices", services(20), 19)
-		l.services.put(convertService(uniformService(0)))
+		l.change(convertService(uniformService(0)).put)
 		l.want("the Service is back", map[string]int{"service": 19, "endpoints": 1}, 19)
 	})
 }
@@ -415,13 +415,13 @@ func TestRetainRandomly(t *testing.T) {
 					case 1:
 						l.listSlices(n)
 					case 2:
-						l.services.delete(convertService(uniformService(i)))
+						l.change(convertService(uniformService(i)).drop)
 					case 3:
-						l.slices.delete(convertSlice(uniformSlice(i, 0)))
+						l.change(convertSlice(uniformSlice(i, 0)).drop)
 					case 4, 5, 6, 7:
-						l.services.put(convertService(uniformService(i)))
+						l.change(convertService(uniformService(i)).put)
 					default:
-						l.slices.put(convertSlice(uniformSlice(i, pods)))
+						l.change(convertSlice(uniformSlice(i, pods)).put)
 					}
 					if i%3 == 0 {
 						l.settle()

@@ -32,8 +32,10 @@ func (ix *index) standing(name service.Name) []string {
 			}
 		}
 	}
-	add(j.barredText)
-	add(j.barred)
+	if barred := j.foreign; barred != nil && ix.serves(barred) {
+		add(barred.text)
+		add(barred.problems)
+	}
 	if j.object != nil {
 		add(j.object.text)
 		add(j.object.problems)

@@ -50,7 +50,7 @@ func (s *sliceObject) unowned() bool { return s.owner == "" && s.headless == nil
 // Service without endpoints later.
 func (ix *index) noteStrays(j *joined) {
 	namespace, _ := j.name.Split()
-	missing := j.object == nil && !j.foreign
+	missing := j.object == nil && j.foreign == nil
 	for _, s := range slices.Clone(ix.strays[strayKey{namespace: namespace}]) {
 		if s.owner == j.name && !(missing && slices.Contains(j.slices, s.sliceObject)) {
 			ix.dropStray(s.sliceObject)

@@ -31,7 +31,7 @@ func TestSynced(t *testing.T) {
 					called.Add(1)
 					w.mu.Lock()
 					defer w.mu.Unlock()
-					if objects, made := len(w.index.serviceNames()), w.index.builder.Snapshot().Services.Len(); objects != 1 ||
+					if objects, made := len(w.index.knownServices()), w.index.builder.Snapshot().Services.Len(); objects != 1 ||
 						made != 0 || w.synced {
 						t.Errorf("called with %d objects, %d services made of them, update let go: %t", objects, made, w.synced)
 					}
