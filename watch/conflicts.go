@@ -101,8 +101,7 @@ func (ix *index) serviceNamed(name service.Name) Object {
 	if s := ix.service(name); s != nil {
 		return s.object()
 	}
-	namespace, base := name.Split()
-	return Object{Kind: "Service", Namespace: namespace, Name: base}
+	return objectNamed("Service", name)
 }
 
 // ConflictList has the new conflicts of one Service.

@@ -159,31 +159,3 @@ func checkName(s string) error {
 
 // item names an item of a field. It is for problems: for each item it would take a tenth of the time of decoding.
 func item(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
-
-// numbering gives keys numbers from 0 on, in the order of their first addition. It takes no memory of its own
-// for a few keys, which is usual, and no time that grows with their square for many.
-type numbering[K comparable] struct {
-	few  [8]K
-	many map[K]int
-	n    int
-}
-
-// add returns the number of the key, and whether the key was there before.
-func (x *numbering[K]) add(k K) (number int, again bool) {
-	if i := slices.Index(x.few[:min(x.n, len(x.few))], k); i >= 0 {
-		return i, true
-	}
-	if i, again := x.many[k]; again {
-		return i, true
-	}
-	if x.n < len(x.few) {
-		x.few[x.n] = k
-	} else {
-		if x.many == nil {
-			x.many = map[K]int{}
-		}
-		x.many[k] = x.n
-	}
-	x.n++
-	return x.n - 1, false
-}

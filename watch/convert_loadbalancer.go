@@ -52,14 +52,18 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 	}
 	list := service.NewSources(ranges)
 	for _, f := range ip.Families() {
-		some, all := list.Of(f)
-		closed := len(some) == 0 && !all
-		if closed && slices.ContainsFunc(balancers, f.Has) {
+		if closed(list, f) && slices.ContainsFunc(balancers, f.Has) {
 			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f.Name(),
 				f.Name()))
 		}
 	}
 	return list
+}
+
+// closed says that the ranges have no address of the family.
+func closed(s *service.Sources, f ip.Family) bool {
+	some, all := s.Of(f)
+	return len(some) == 0 && !all
 }
 
 // restrict applies the annotation source-ranges to the load balancer's addresses, too. It reports the families that are
@@ -72,10 +76,6 @@ func restrict(bare *service.Service, p *problemList) {
 	}
 	if direct == nil || len(direct.Ranges()) == 0 {
 		return
-	}
-	closed := func(s *service.Sources, f ip.Family) bool {
-		some, all := s.Of(f)
-		return len(some) == 0 && !all
 	}
 	for _, f := range ip.Families() {
 		switch {

@@ -186,24 +186,25 @@ func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 		protocol service.Protocol
 		port     uint16
 	}
-	var numbers, nodePorts numbering[number]
+	numbers, nodePorts := map[number]bool{}, map[number]bool{}
 	for i := range ports {
 		port, ok := servicePort(&ports[i], i, p)
 		if !ok {
 			continue
 		}
-		if _, again := numbers.add(number{port.Protocol, port.Port}); again {
+		key := number{port.Protocol, port.Port}
+		if numbers[key] {
 			p.addValue(item("spec.ports", i), strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(),
 				"an earlier port has the same number and protocol")
 			continue
 		}
-		if port.NodePort != 0 {
-			if _, again := nodePorts.add(number{port.Protocol, port.NodePort}); again {
-				p.addValue(item("spec.ports", i)+".nodePort", strconv.Itoa(int(port.NodePort)),
-					"an earlier port has the same node port")
-				port.NodePort = 0
-			}
+		numbers[key] = true
+		if key.port = port.NodePort; key.port != 0 && nodePorts[key] {
+			p.addValue(item("spec.ports", i)+".nodePort", strconv.Itoa(int(port.NodePort)),
+				"an earlier port has the same node port")
+			port.NodePort = 0
 		}
+		nodePorts[key] = true
 		list = append(list, port)
 	}
 	return list

@@ -22,16 +22,6 @@ import (
 	"nftproxy/model/spelling"
 )
 
-// portKey is what joins a Service's port with the ports of its slices.
-type portKey struct {
-	name     string
-	protocol service.Protocol
-}
-
-func (k portKey) compare(o portKey) int {
-	return cmp.Or(strings.Compare(k.name, o.name), cmp.Compare(k.protocol, o.protocol))
-}
-
 // sliceObject is an EndpointSlice as the index keeps it.
 type sliceObject struct {
 	identity
@@ -54,7 +44,7 @@ type sliceObject struct {
 
 // slicePort is one port of a slice.
 type slicePort struct {
-	key    portKey
+	key    service.SlicePort
 	number uint16
 	// made is the list of the key's endpoints that an earlier version of the slice made, or this one if it is fresh. It
 	// is made when somebody asks for it: versions that follow each other quickly, and ports that no Service has, cost no
@@ -64,11 +54,11 @@ type slicePort struct {
 }
 
 func (p slicePort) compare(o slicePort) int {
-	return cmp.Or(p.key.compare(o.key), cmp.Compare(p.number, o.number))
+	return cmp.Or(p.key.Compare(o.key), cmp.Compare(p.number, o.number))
 }
 
 // port returns the endpoints of a port. The slice may be nil.
-func (s *sliceObject) port(k portKey) service.Endpoints {
+func (s *sliceObject) port(k service.SlicePort) service.Endpoints {
 	if s == nil {
 		return service.Endpoints{}
 	}
@@ -109,8 +99,8 @@ func (s *sliceObject) list(i int, before service.Endpoints) service.Endpoints {
 }
 
 // find returns the index of the first port with a key. A slice may have 20,000 ports.
-func (s *sliceObject) find(k portKey) (int, bool) {
-	return slices.BinarySearchFunc(s.ports, k, func(p slicePort, k portKey) int { return p.key.compare(k) })
+func (s *sliceObject) find(k service.SlicePort) (int, bool) {
+	return slices.BinarySearchFunc(s.ports, k, func(p slicePort, k service.SlicePort) int { return p.key.Compare(k) })
 }
 
 // follow takes what is equal from the last version of the slice, so that memory holds it once and comparing the two is
@@ -359,17 +349,17 @@ func slicePorts(ports []discoveryv1.EndpointPort, endpoints int, p *problemList)
 
 // endpointPort reads the i-th port. It returns false for a port that cannot be used. A
 // missing name is the empty one, the API's default.
-func endpointPort(port *discoveryv1.EndpointPort, i int, p *problemList) (portKey, uint16, bool) {
-	var key portKey
+func endpointPort(port *discoveryv1.EndpointPort, i int, p *problemList) (service.SlicePort, uint16, bool) {
+	var key service.SlicePort
 	if port.Name != nil {
 		if err := checkName(*port.Name); err != nil {
 			p.add(item("ports", i)+".name", err)
 			return key, 0, false
 		}
-		key.name = intern(*port.Name)
+		key.Name = intern(*port.Name)
 	}
 	var err error
-	if key.protocol, err = parseProtocol(port.Protocol); err != nil {
+	if key.Protocol, err = parseProtocol(port.Protocol); err != nil {
 		p.add(item("ports", i)+".protocol", err)
 		return key, 0, false
 	}

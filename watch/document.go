@@ -53,9 +53,7 @@ func (d *document) addBroken(key manifestKey, field string, err error) {
 }
 
 func (d *document) addProblem(key manifestKey, field string, err error) {
-	namespace, name := key.name.Split()
-	d.problems = append(d.problems, Problem{Object: Object{Kind: key.kind, Namespace: namespace, Name: name}, Field: field,
-		Err: err})
+	d.problems = append(d.problems, Problem{Object: objectNamed(key.kind, key.name), Field: field, Err: err})
 }
 
 // chunk is the text of one document of a file.

@@ -85,9 +85,7 @@ type joined struct {
 	dirty bool
 	// since is when it was first held, zero for not, and ready when it may go on. told is when that was last reported.
 	since, ready, told time.Time
-	// built says that the builder has the Service, with the slices' endpoints
-	// before the changes, which are those of each slice together.
-	built   bool
+	// changes are those of the slices since the builder got the Service, those of each slice together.
 	changes map[service.Name]sliceChange
 	// kept is the Service as it was last served with endpoints, while it is retained.
 	// byKept says that its endpoints in the builder are those of kept.
@@ -286,7 +284,7 @@ func (ix *index) setSlice(s *sliceObject) {
 	j := ix.joined[s.owner]
 	j.slices[slices.Index(j.slices, old)] = s
 	if !same {
-		j.noteChange(old, s)
+		ix.noteChange(j, old, s)
 		ix.markDirty(j)
 	}
 }
@@ -326,7 +324,7 @@ func (ix *index) attachSlice(s *sliceObject) {
 		if j.object != nil {
 			ix.retention.Release(j.name)
 		}
-		j.noteChange(nil, s)
+		ix.noteChange(j, nil, s)
 		ix.markDirty(j)
 	}
 }
@@ -338,7 +336,7 @@ func (ix *index) detachSlice(s *sliceObject) {
 	}
 	j := ix.joined[s.owner]
 	j.slices = slices.DeleteFunc(j.slices, func(o *sliceObject) bool { return o == s })
-	j.noteChange(s, nil)
+	ix.noteChange(j, s, nil)
 	ix.markDirty(j)
 }
 
@@ -410,7 +408,7 @@ func (ix *index) take(list []*joined, prepared []snapshots.Prepared) {
 		ix.unprotected = ix.unprotected || j.name == kubernetesService
 		ix.builder.Take(prepared[i])
 		ix.noteStrays(j)
-		if !j.built && len(j.slices) == 0 && j.foreign == nil {
+		if ix.builder.Service(j.name) == nil && len(j.slices) == 0 && j.foreign == nil {
 			delete(ix.joined, j.name)
 		}
 	}
@@ -424,10 +422,9 @@ func (ix *index) join(j *joined) snapshots.Prepared {
 	last := ix.builder.Service(j.name)
 	bare, retained := ix.bare(j, last)
 	if bare == nil {
-		j.built, j.byKept = false, false
+		j.byKept = false
 		return ix.builder.Prepare(j.name, nil)
 	}
-	j.built = true
 	if j.byKept {
 		last = nil // Its endpoints are not those of the slices before the changes.
 	}
@@ -449,7 +446,7 @@ func (ix *index) join(j *joined) snapshots.Prepared {
 			if p.IsRange() {
 				continue
 			}
-			key := portKey{p.Name, p.Protocol}
+			key := p.InSlices()
 			inSlices, total := lists(key)
 			p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
 		}

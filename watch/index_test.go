@@ -332,7 +332,7 @@ func TestUnrelatedKeepItsPointer(t *testing.T) {
 	if !old.Ports[0].Endpoints.Same(now.Ports[0].Endpoints) {
 		t.Error("the port that did not change has a copy of its endpoints")
 	}
-	if held := ix.slices["ns-1/slice-1"].port(portKey{"http", service.TCP}); !held.Same(now.Ports[0].Endpoints) {
+	if held := ix.slices["ns-1/slice-1"].port(service.SlicePort{Name: "http", Protocol: service.TCP}); !held.Same(now.Ports[0].Endpoints) {
 		t.Error("the slice and the service hold the same endpoints twice")
 	}
 }

@@ -16,8 +16,8 @@ type sliceChange struct {
 
 // noteChange keeps a change for the next rebuild. The first rebuild reads all slices
 // and needs no changes.
-func (j *joined) noteChange(before, after *sliceObject) {
-	if !j.built {
+func (ix *index) noteChange(j *joined, before, after *sliceObject) {
+	if ix.builder.Service(j.name) == nil {
 		return
 	}
 	if j.changes == nil {
@@ -33,12 +33,12 @@ func (j *joined) noteChange(before, after *sliceObject) {
 // lists returns a function that returns the endpoints of a port in each slice that has some,
 // and their number. With many ports and many slices it does not look for each port in each
 // slice.
-func (j *joined) lists(ports int) func(portKey) ([]service.Endpoints, int) {
+func (j *joined) lists(ports int) func(service.SlicePort) ([]service.Endpoints, int) {
 	const few = 8
 	if ports <= few || len(j.slices) <= few {
-		return func(k portKey) ([]service.Endpoints, int) { return listsIn(j.slices, k) }
+		return func(k service.SlicePort) ([]service.Endpoints, int) { return listsIn(j.slices, k) }
 	}
-	byPort := map[portKey][]*sliceObject{}
+	byPort := map[service.SlicePort][]*sliceObject{}
 	for _, s := range j.slices {
 		for i := range s.ports {
 			if key := s.ports[i].key; i == 0 || key != s.ports[i-1].key {
@@ -46,11 +46,11 @@ func (j *joined) lists(ports int) func(portKey) ([]service.Endpoints, int) {
 			}
 		}
 	}
-	return func(k portKey) ([]service.Endpoints, int) { return listsIn(byPort[k], k) }
+	return func(k service.SlicePort) ([]service.Endpoints, int) { return listsIn(byPort[k], k) }
 }
 
 // listsIn returns the endpoints of a port in each of some slices that has some, and their number.
-func listsIn(all []*sliceObject, k portKey) (lists []service.Endpoints, total int) {
+func listsIn(all []*sliceObject, k service.SlicePort) (lists []service.Endpoints, total int) {
 	for _, s := range all {
 		if list := s.port(k); list.Len() > 0 {
 			lists, total = append(lists, list), total+list.Len()
@@ -65,9 +65,9 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 	if !slices.ContainsFunc(ports, func(p service.Port) bool { return p.Endpoints.Len() == 0 && !p.IsRange() }) {
 		return nil
 	}
-	taken := map[portKey]bool{}
+	taken := map[service.SlicePort]bool{}
 	for i := range ports {
-		taken[portKey{ports[i].Name, ports[i].Protocol}] = true
+		taken[ports[i].InSlices()] = true
 	}
 	var others []service.SlicePort
 	for _, s := range j.slices {
@@ -75,17 +75,13 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 			continue
 		}
 		for i := range s.ports {
-			p := &s.ports[i]
-			if taken[p.key] {
-				continue
+			if key := s.ports[i].key; !taken[key] {
+				taken[key] = true
+				others = append(others, key)
 			}
-			taken[p.key] = true
-			others = append(others, service.SlicePort{Name: p.key.name, Protocol: p.key.protocol})
 		}
 	}
-	slices.SortFunc(others, func(a, b service.SlicePort) int {
-		return portKey{a.Name, a.Protocol}.compare(portKey{b.Name, b.Protocol})
-	})
+	slices.SortFunc(others, service.SlicePort.Compare)
 	return others[:min(len(others), service.MaxOtherPorts)]
 }
 
@@ -93,7 +89,7 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 // are those before the changes. If only one slice has any, the list is that slice's own. If
 // several have, and the changes are few, the cost is that of finding the changed addresses
 // in each slice.
-func mergeLists(key portKey, lists []service.Endpoints, total int, have service.Endpoints,
+func mergeLists(key service.SlicePort, lists []service.Endpoints, total int, have service.Endpoints,
 	changes map[service.Name]sliceChange) service.Endpoints {
 	switch len(lists) {
 	case 0:
@@ -118,7 +114,7 @@ func mergeLists(key portKey, lists []service.Endpoints, total int, have service.
 
 // changedAddrs returns the addresses whose endpoints differ in some change, sorted,
 // each once.
-func changedAddrs(key portKey, changes map[service.Name]sliceChange) []netip.AddrPort {
+func changedAddrs(key service.SlicePort, changes map[service.Name]sliceChange) []netip.AddrPort {
 	var addrs []netip.AddrPort
 	for _, c := range changes {
 		for e := range sorted.Diff(c.before.port(key), c.after.port(key)) {
@@ -157,7 +153,7 @@ func edited(have service.Endpoints, lists []service.Endpoints, addrs []netip.Add
 // endpointsOfPort returns the endpoints of a service's i-th port if that port has the
 // name and protocol of p, and else none. The service may be nil.
 func endpointsOfPort(s *service.Service, i int, p *service.Port) service.Endpoints {
-	if s != nil && i < len(s.Ports) && s.Ports[i].Name == p.Name && s.Ports[i].Protocol == p.Protocol {
+	if s != nil && i < len(s.Ports) && s.Ports[i].InSlices() == p.InSlices() {
 		return s.Ports[i].Endpoints
 	}
 	return service.Endpoints{}

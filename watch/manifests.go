@@ -245,11 +245,9 @@ func (m *manifests) merge() (map[manifestKey]converted, []Problem) {
 				if !f.gone.IsZero() {
 					continue
 				}
-				namespace, name := e.key.name.Split()
 				problems = append(problems, Problem{
-					Source: e.source,
-					Object: Object{Kind: e.key.kind, Namespace: namespace, Name: name},
-					Err:    fmt.Errorf("ignored: it is defined in %s", sources[e.key]),
+					Source: e.source, Object: objectNamed(e.key.kind, e.key.name),
+					Err: fmt.Errorf("ignored: it is defined in %s", sources[e.key]),
 				})
 				continue
 			}

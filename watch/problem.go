@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"nftproxy/model/service"
 )
 
 // Object names the Kubernetes object that a problem is about.
@@ -16,6 +18,12 @@ type Object struct {
 	Namespace, Name string
 	// UID is the API server's, empty where there is none.
 	UID string
+}
+
+// objectNamed names an object of a kind, without its UID.
+func objectNamed(kind string, name service.Name) Object {
+	namespace, base := name.Split()
+	return Object{Kind: kind, Namespace: namespace, Name: base}
 }
 
 func (o Object) String() string {

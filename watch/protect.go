@@ -199,6 +199,7 @@ func (s *serviceObject) edited(edit func(*service.Service), problems ...Problem)
 }
 
 func (s *serviceObject) object() Object {
-	namespace, name := s.key.Split()
-	return Object{Kind: "Service", Namespace: namespace, Name: name, UID: string(s.uid)}
+	o := objectNamed("Service", s.key)
+	o.UID = string(s.uid)
+	return o
 }

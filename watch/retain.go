@@ -137,23 +137,23 @@ func endpointsKept(kept *service.Service) func(i int, p *service.Port) service.E
 		protocol service.Protocol
 		port     uint16
 	}
-	var byName map[portKey]int
+	var byName map[service.SlicePort]int
 	var byNumber map[portNumber]int
 	fill := func() {
-		byName, byNumber = map[portKey]int{}, map[portNumber]int{}
+		byName, byNumber = map[service.SlicePort]int{}, map[portNumber]int{}
 		for i := len(kept.Ports) - 1; i >= 0; i-- { // of several, the first counts
 			p := &kept.Ports[i]
-			byName[portKey{p.Name, p.Protocol}], byNumber[portNumber{p.Protocol, p.Port}] = i, i
+			byName[p.InSlices()], byNumber[portNumber{p.Protocol, p.Port}] = i, i
 		}
 	}
 	return func(i int, p *service.Port) service.Endpoints {
-		if i < len(kept.Ports) && kept.Ports[i].Name == p.Name && kept.Ports[i].Protocol == p.Protocol {
+		if i < len(kept.Ports) && kept.Ports[i].InSlices() == p.InSlices() {
 			return kept.Ports[i].Endpoints
 		}
 		if byName == nil {
 			fill()
 		}
-		at, found := byName[portKey{p.Name, p.Protocol}]
+		at, found := byName[p.InSlices()]
 		if !found {
 			at, found = byNumber[portNumber{p.Protocol, p.Port}]
 		}

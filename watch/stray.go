@@ -131,7 +131,7 @@ func (s *stray) problem(j *joined) Problem {
 	if s.owner == "" {
 		return s.problems[0]
 	}
-	namespace, name := s.key.Split()
+	namespace, _ := s.key.Split()
 	of, meant := j.name.Split()
 	hint := ""
 	if of == namespace {
@@ -139,7 +139,7 @@ func (s *stray) problem(j *joined) Problem {
 	}
 	_, owner := s.owner.Split()
 	return Problem{
-		Object: Object{Kind: "EndpointSlice", Namespace: namespace, Name: name},
+		Object: objectNamed("EndpointSlice", s.key),
 		Field:  "metadata.labels[" + discoveryv1.LabelServiceName + "]",
 		Err: &SliceIgnoredError{&ValueError{owner, fmt.Sprintf("namespace %s has no such Service with a cluster IP%s",
 			namespace, hint)}},

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -106,6 +107,14 @@ type SlicePort struct {
 	Name     string
 	Protocol Protocol
 }
+
+// Compare orders by name and then by protocol.
+func (p SlicePort) Compare(o SlicePort) int {
+	return cmp.Or(cmp.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol))
+}
+
+// InSlices returns the ports of EndpointSlices that have the endpoints of the port.
+func (p *Port) InSlices() SlicePort { return SlicePort{p.Name, p.Protocol} }
 
 // MaxOtherPorts is the greatest number of Service.OtherPorts.
 const MaxOtherPorts = 10
