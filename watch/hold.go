@@ -1,9 +1,11 @@
 package watch
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
 )
@@ -25,10 +27,7 @@ func (ix *index) debtors() []*joined {
 	others := ix.dirty[:0]
 	for _, j := range ix.dirty {
 		namespace, _ := j.name.Split()
-		since := j.since
-		if since.IsZero() {
-			since = ix.at
-		}
+		since := cmp.Or(j.since, ix.at)
 		ready, debtor := ix.options.Accounts.Ready(ix.at, namespace, since)
 		if !debtor || j.foreign != nil || j.name == kubernetesService {
 			j.since = time.Time{}
@@ -61,12 +60,10 @@ func (ix *index) release(debtors []*joined) {
 			ix.problems = append(ix.problems, Problem{Object: ix.serviceNamed(j.name), Err: &HeldError{ix.options.Accounts.Rest,
 				ix.options.Accounts.Longest}})
 		}
-		if ix.due.IsZero() || j.ready.Before(ix.due) {
-			ix.due = j.ready
-		}
+		ix.due = pace.Soonest(ix.due, j.ready)
 	}
-	if soon := ix.at.Add(releaseAgain); !ix.due.IsZero() && ix.due.Before(soon) {
-		ix.due = soon
+	if !ix.due.IsZero() {
+		ix.due = pace.Later(ix.due, ix.at.Add(releaseAgain))
 	}
 }
 

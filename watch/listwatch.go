@@ -339,7 +339,6 @@ func (l *listWatch[K]) report(verb string, err error) {
 		if !absent {
 			l.watcher.lastFailure = err
 		}
-		l.watcher.outage.failed(l.resource, refused)
-		l.watcher.outage.blame(l.resource, err, time.Now())
+		l.watcher.outage.failed(l.resource, refused, err)
 	})
 }

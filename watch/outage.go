@@ -1,8 +1,10 @@
 package watch
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -40,15 +42,13 @@ type currency struct {
 }
 
 func (o *outage) of(resource string) *currency {
-	c := o.resources[resource]
-	if c == nil {
-		if o.resources == nil {
-			o.resources = map[string]*currency{}
-		}
-		c = &currency{}
-		o.resources[resource] = c
+	if o.resources == nil {
+		o.resources = map[string]*currency{}
 	}
-	return c
+	if o.resources[resource] == nil {
+		o.resources[resource] = &currency{}
+	}
+	return o.resources[resource]
 }
 
 // require notes that the proxy cannot work without the resource.
@@ -58,9 +58,12 @@ func (o *outage) require(resource string) {
 }
 
 // failed notes a request that failed, and whether it was refused.
-func (o *outage) failed(resource string, refused bool) {
+func (o *outage) failed(resource string, refused bool, err error) {
 	c := o.of(resource)
-	c.current, c.refused = false, refused
+	c.current, c.refused, c.err = false, refused, err
+	if c.since.IsZero() {
+		c.since = time.Now()
+	}
 	if !refused {
 		o.lasting, o.away = true, o.away || c.essential
 	}
@@ -109,4 +112,47 @@ func (o *outage) takeNews() (behind []string, news bool) {
 	behind, news = o.behind, o.news
 	o.behind, o.news = nil, false
 	return behind, news
+}
+
+// Behind names the resources of which the watcher does not have the newest state, because the API
+// server does not answer or refuses. Meanwhile the watcher uses the state that it has.
+type Behind struct {
+	// Resources are in order; none if everything is up to date.
+	Resources []string
+	// Since is when the first of them fell behind.
+	Since time.Time
+	// Err is why that one did.
+	Err error
+}
+
+// Behind returns the resources that are behind now. It may be called from any goroutine.
+func (w *Watcher) Behind() Behind {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.outage.behindNow()
+}
+
+// String returns a sentence without its end, for people; empty if everything is up to date.
+func (b Behind) String() string {
+	if len(b.Resources) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the rules serve what was known at %s; since then the API server has not told of %s (%v)",
+		b.Since.UTC().Format(time.RFC3339), strings.Join(b.Resources, ", "), b.Err)
+}
+
+// behindNow returns the resources that are required and have failed since they were current.
+func (o *outage) behindNow() Behind {
+	var b Behind
+	for _, resource := range slices.Sorted(maps.Keys(o.resources)) {
+		c := o.resources[resource]
+		if c.current || !c.required || c.since.IsZero() {
+			continue
+		}
+		b.Resources = append(b.Resources, resource)
+		if b.Since.IsZero() || c.since.Before(b.Since) {
+			b.Since, b.Err = c.since, c.err
+		}
+	}
+	return b
 }

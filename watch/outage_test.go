@@ -53,7 +53,7 @@ func TestOutage(t *testing.T) {
 				case "required":
 					o.require(e.resource)
 				default:
-					o.failed(e.resource, e.what == "refused")
+					o.failed(e.resource, e.what == "refused", nil)
 				}
 				got := ""
 				if behind, news := o.takeNews(); news {

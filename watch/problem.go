@@ -3,6 +3,8 @@ package watch
 import (
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,13 +58,8 @@ type Problem struct {
 //
 //	Service default/web: spec.externalIPs[1]: "1.2.3": not an IP address
 func (p Problem) Error() string {
-	var parts []string
-	for _, part := range []string{p.Source, p.Object.String(), p.Field, p.Err.Error()} {
-		if part != "" {
-			parts = append(parts, part)
-		}
-	}
-	return strings.Join(parts, ": ")
+	parts := []string{p.Source, p.Object.String(), p.Field, p.Err.Error()}
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
 // Unwrap returns Err.
@@ -149,4 +146,84 @@ func (e *OmittedError) Count() int {
 
 func (e *OmittedError) Error() string {
 	return fmt.Sprintf("%d more problems (namespaces: %d), the last of them: %v", e.Count(), e.Namespaces, e.Example)
+}
+
+// RequestError is a request that the API server does not answer, or refuses. The watcher
+// sends it again; until it succeeds the last state stays.
+type RequestError struct {
+	// Verb is list or watch.
+	Verb, Resource string
+	Err            error
+}
+
+// newRequestError leaves out the URL, which has a random time-out in it: each error's text would be another.
+func newRequestError(verb, resource string, err error) *RequestError {
+	if request := (*url.Error)(nil); errors.As(err, &request) {
+		err = request.Err
+	}
+	return &RequestError{Verb: verb, Resource: resource, Err: err}
+}
+
+func (e *RequestError) Error() string {
+	return fmt.Sprintf("%s %s: %v: trying again", e.Verb, e.Resource, e.Err)
+}
+
+// Unwrap returns the client's error.
+func (e *RequestError) Unwrap() error { return e.Err }
+
+// Problems says in sentences what cannot be used now of a Service, of its EndpointSlices, and of the manifests that
+// they are from: the first maxProblems, and then how many more there are. It may be called from any goroutine.
+func (w *Watcher) Problems(name service.Name) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.index.standing(name)
+}
+
+func (ix *index) standing(name service.Name) []string {
+	j := ix.joined[name]
+	if j == nil {
+		return nil
+	}
+	var texts []string
+	more := 0
+	add := func(list []Problem) {
+		for _, p := range list {
+			if len(texts) == maxProblems {
+				more++
+			} else {
+				texts = append(texts, p.about(name))
+			}
+		}
+	}
+	if barred := j.foreign; barred != nil && ix.serves(barred) {
+		add(barred.text)
+		add(barred.problems)
+	}
+	if j.object != nil {
+		add(j.object.text)
+		add(j.object.problems)
+		for _, h := range ix.headless[name] {
+			add([]Problem{h.problem()})
+		}
+	}
+	for _, s := range j.slices {
+		add(s.text)
+		add(s.problems)
+	}
+	for _, s := range ix.straysOf(j) {
+		add([]Problem{s.problem(j)})
+	}
+	if more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more problems", more))
+	}
+	return texts
+}
+
+// about is the problem beside the name of its Service, which it leaves out.
+func (p Problem) about(name service.Name) string {
+	p.Source = ""
+	if p.Object.Kind == "Service" && service.NewName(p.Object.Namespace, p.Object.Name) == name {
+		p.Object = Object{}
+	}
+	return p.Error()
 }

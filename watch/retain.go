@@ -85,7 +85,7 @@ func (ix *index) retain(l loss, now time.Time) {
 		}
 		ix.markDirty(j)
 	}
-	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: newRetainedError(l, ix.retention.Period())})
+	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: newRetainedError(l, ix.retention.period)})
 }
 
 // endRetention lets the Services go whose time is over.
@@ -98,7 +98,7 @@ func (ix *index) endRetention(now time.Time) {
 		ix.markDirty(ix.joinedOf(name))
 	}
 	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &RemovedError{len(due), examplesOf(due),
-		ix.retention.Period()}})
+		ix.retention.period}})
 }
 
 // releaseAll retains nothing any more: the source has spoken of everything.
@@ -233,7 +233,7 @@ type Retained struct {
 func (w *Watcher) Retained() Retained {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r := Retained{Services: w.index.retention.Len()}
+	r := Retained{Services: len(w.index.retention.until)}
 	if r.Services > 0 {
 		r.Until, r.Away = w.index.retention.Last()
 	}

@@ -12,7 +12,7 @@ func TestRetainWhileAway(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.answer()
 		l.list(0, 0)
-		l.change(func(*index) { l.outage.failed("services", false) })
+		l.change(func(*index) { l.outage.failed("services", false, nil) })
 		time.Sleep(time.Hour)
 		l.want("an hour later", services(20), 20)
 		if got := l.Retained().String(); !strings.HasSuffix(got, "at least until it answers again") {
@@ -46,13 +46,13 @@ func TestRetainWhileRefused(t *testing.T) {
 			l.list(0, 0)
 			l.change(func(*index) {
 				for _, resource := range []string{"services", "endpointslices", refused} {
-					l.outage.failed(resource, false)
+					l.outage.failed(resource, false, nil)
 				}
 			})
 			time.Sleep(time.Hour)
 			l.change(func(*index) {
 				l.outage.current("services")
-				l.outage.failed(refused, true)
+				l.outage.failed(refused, true, nil)
 			})
 			time.Sleep(time.Hour)
 			l.want("without EndpointSlices", services(20), 20)

@@ -51,7 +51,7 @@ func (r *retention) Judge(missing []service.Name, serving int, now time.Time) bo
 		return false
 	}
 	for _, name := range missing {
-		if _, already := r.until[name]; !already {
+		if !r.Retains(name) {
 			r.note(name, now.Add(r.period))
 		}
 	}
@@ -59,10 +59,7 @@ func (r *retention) Judge(missing []service.Name, serving int, now time.Time) bo
 }
 
 func (r *retention) note(name service.Name, until time.Time) {
-	r.until[name] = until
-	if r.first.IsZero() || until.Before(r.first) {
-		r.first = until
-	}
+	r.until[name], r.first = until, pace.Soonest(r.first, until)
 }
 
 // Retains reports whether a Service is retained.
@@ -70,9 +67,6 @@ func (r *retention) Retains(name service.Name) bool {
 	_, is := r.until[name]
 	return is
 }
-
-// Len returns the number of retained Services.
-func (r *retention) Len() int { return len(r.until) }
 
 // Release forgets a Service: it is there again, or the source says that it is gone.
 func (r *retention) Release(name service.Name) { delete(r.until, name) }
@@ -104,13 +98,9 @@ func (r *retention) Next() time.Time {
 // Last returns when the last retained Service is due, as far as known, and whether the
 // source has to answer first.
 func (r *retention) Last() (due time.Time, away bool) {
+	due = r.earliest()
 	for _, until := range r.until {
-		if until.After(due) {
-			due = until
-		}
-	}
-	if first := r.earliest(); due.Before(first) {
-		due = first
+		due = pace.Later(due, until)
 	}
 	return due, r.away
 }
@@ -122,9 +112,6 @@ func (r *retention) earliest() time.Time {
 	}
 	return r.answers.Add(min(settled, r.period))
 }
-
-// Period returns how long a Service is retained.
-func (r *retention) Period() time.Duration { return r.period }
 
 // Due returns the Services whose period is over, sorted, and forgets them.
 func (r *retention) Due(now time.Time) []service.Name {

@@ -37,10 +37,10 @@ func TestSuspiciousList(t *testing.T) {
 // TestRetentionPeriod: each Service has its period from the list that first lacked it.
 func TestRetentionPeriod(t *testing.T) {
 	r, start := newRetention(5*time.Minute), retentionBegins()
-	if r.Judge(namesFrom(0, 9), 9, start) || r.Len() != 0 {
+	if r.Judge(namesFrom(0, 9), 9, start) || len(r.until) != 0 {
 		t.Error("nine are too few")
 	}
-	if !r.Judge(namesFrom(0, 20), 30, start) || r.Len() != 20 {
+	if !r.Judge(namesFrom(0, 20), 30, start) || len(r.until) != 20 {
 		t.Fatal("20 of 30 were not retained")
 	}
 	r.Release(namesFrom(0, 1)[0])
@@ -66,7 +66,7 @@ func TestRetentionPeriod(t *testing.T) {
 	if due := r.Due(later.Add(5 * time.Minute)); !slices.Equal(due, namesFrom(20, 10)) {
 		t.Errorf("due later: %v", due)
 	}
-	if !r.Next().IsZero() || r.Len() != 0 {
+	if !r.Next().IsZero() || len(r.until) != 0 {
 		t.Error("something is left")
 	}
 }
@@ -101,7 +101,7 @@ func TestRetentionAway(t *testing.T) {
 
 // TestRetentionOff: a period of 0 retains nothing.
 func TestRetentionOff(t *testing.T) {
-	if r := newRetention(0); r.Judge(namesFrom(0, 100), 100, retentionBegins()) || r.Len() != 0 {
+	if r := newRetention(0); r.Judge(namesFrom(0, 100), 100, retentionBegins()) || len(r.until) != 0 {
 		t.Error("something was retained")
 	}
 }

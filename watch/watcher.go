@@ -104,8 +104,6 @@ type Watcher struct {
 	// since is when the oldest change that is not published yet arrived.
 	since  time.Time
 	synced bool
-	// running says that the loop runs.
-	running bool
 	// awaited is what the first update waits for.
 	awaited []awaited
 	bounds  *bounds
@@ -182,7 +180,7 @@ func (w *Watcher) change(edit func(*index)) {
 	if w.since.IsZero() {
 		w.since = now
 	}
-	taken, next := w.running && w.synced && w.out.Empty(), w.nextEdit()
+	taken, next := w.synced && w.out.Empty(), w.nextEdit()
 	if taken {
 		w.put()
 	}
@@ -199,9 +197,6 @@ func (w *Watcher) change(edit func(*index)) {
 
 // loop publishes until ctx ends.
 func (w *Watcher) loop(ctx context.Context) {
-	w.mu.Lock()
-	w.running = true
-	w.mu.Unlock()
 	for {
 		w.mu.Lock()
 		next := pace.Soonest(w.nextEdit(), w.bounds.summaryDue())
