@@ -50,7 +50,7 @@ func TestManyAtOnce(t *testing.T) {
 	for _, ix := range []*index{together, apart} {
 		for i := range services {
 			if i%2 == 0 {
-				ix.deleteService(convertService(uniformService(i)).name())
+				ix.deleteService(convertService(uniformService(i)).key)
 			}
 			if ix == apart && i%1000 == 0 {
 				ix.flush()

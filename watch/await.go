@@ -25,15 +25,6 @@ type awaited struct {
 	without string
 }
 
-func (a *awaited) missing() bool {
-	select {
-	case <-a.there:
-		return false
-	default:
-		return true
-	}
-}
-
 // awaitSync waits for everything in the list, first for what has no limit, and then
 // releases the first update. It reports a long wait, and what has not come in time.
 func (w *Watcher) awaitSync(ctx context.Context, list ...awaited) {
@@ -73,7 +64,7 @@ func (w *Watcher) await(ctx context.Context, list []awaited, timeout <-chan time
 			w.reportError(&AwaitError{For: missingOf(list), Limit: a.limit})
 		case <-timeout:
 			if a.without != "" {
-				w.reportError(&AwaitError{For: []string{a.what}, Limit: a.limit, Past: true, Without: a.without})
+				w.reportError(&AwaitError{For: []string{a.what}, Limit: a.limit, Without: a.without})
 			}
 			return true
 		}
@@ -84,7 +75,7 @@ func (w *Watcher) await(ctx context.Context, list []awaited, timeout <-chan time
 func missingOf(list []awaited) []string {
 	var words []string
 	for i := range list {
-		if list[i].missing() {
+		if !isClosed(list[i].there) {
 			words = append(words, list[i].what)
 		}
 	}
@@ -124,10 +115,8 @@ func (w *Watcher) release(ctx context.Context) {
 
 // awaitPodCIDRs waits for the Node's podCIDRs, up to the time-out, and reports it.
 func (w *Watcher) awaitPodCIDRs(ctx context.Context) {
-	select {
-	case <-w.index.node.podCIDRs:
+	if isClosed(w.index.node.podCIDRs) {
 		return
-	default:
 	}
 	w.change(func(ix *index) {
 		ix.missPodCIDRs(fmt.Sprintf("the first rules wait for one, up to %s", w.opts.PodCIDRTimeout))
@@ -151,4 +140,22 @@ func (w *Watcher) setSynced() {
 		w.synced, w.since = true, time.Now()
 		ix.missNode()
 	})
+}
+
+// isClosed says whether a channel is closed that nothing is sent to.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// closeOnce closes a channel that is not closed yet. No other goroutine may close it
+// at the same time.
+func closeOnce(c chan struct{}) {
+	if !isClosed(c) {
+		close(c)
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"nftproxy/model/pace"
 )
 
 // These bound how many problems are reported. A user who may write objects can cause
@@ -71,9 +73,7 @@ func (b *bounds) takeShare(now time.Time, namespace string) bool {
 func (b *bounds) omit(now time.Time, p Problem) {
 	if b.omitted == nil {
 		b.omitted, b.omittedIn = &OmittedError{Kinds: map[string]int{}}, map[string]struct{}{}
-		if first := now.Add(summaryDelay); b.next.Before(first) {
-			b.next = first
-		}
+		b.next = pace.Later(b.next, now.Add(summaryDelay))
 	}
 	b.omittedIn[p.Object.Namespace] = struct{}{}
 	b.omitted.Kinds[p.Object.Kind]++

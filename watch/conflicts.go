@@ -19,17 +19,13 @@ const (
 // denials collects problems of Services that do not get all that they ask for.
 type denials struct {
 	index *index
-	// reported and omitted count problems.
-	reported, omitted int
+	count int
 }
 
 func (d *denials) add(name service.Name, err error) {
-	if d.reported == maxDenials {
-		d.omitted++
-		return
+	if d.count++; d.count <= maxDenials {
+		d.index.problems = append(d.index.problems, Problem{Object: d.index.serviceNamed(name), Err: err})
 	}
-	d.reported++
-	d.index.problems = append(d.index.problems, Problem{Object: d.index.serviceNamed(name), Err: err})
 }
 
 // reportDenials reports what Services no longer get in the snapshot after, and got
@@ -50,9 +46,9 @@ func (ix *index) reportDenials(before, after service.Snapshot) {
 
 // addOmitted counts in one problem what there was no room for.
 func (d *denials) addOmitted() {
-	if d.omitted > 0 {
+	if omitted := d.count - maxDenials; omitted > 0 {
 		err := fmt.Errorf("%d more Services have just lost something that they ask for (the metric "+
-			"nftproxy_conflicting_services counts those without an address or port)", d.omitted)
+			"nftproxy_conflicting_services counts those without an address or port)", omitted)
 		d.index.problems = append(d.index.problems, Problem{Err: err})
 	}
 }

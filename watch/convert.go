@@ -30,9 +30,7 @@ func identify(m *metav1.ObjectMeta) identity {
 	return identity{key: service.NewName(m.Namespace, m.Name), version: m.ResourceVersion}
 }
 
-func (i *identity) name() service.Name { return i.key }
-
-func (i *identity) found() []Problem { return i.problems }
+func (i *identity) meta() *identity { return i }
 
 func (i *identity) serves() service.Name { return "" }
 

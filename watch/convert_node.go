@@ -88,24 +88,20 @@ func nodeAddresses(n *corev1.Node, p *problemList) (addrs []netip.Addr, addresse
 // podCIDRs returns spec.podCIDRs, or else spec.podCIDR, which Nodes had before
 // dual-stack.
 func podCIDRs(spec *corev1.NodeSpec, p *problemList) []netip.Prefix {
-	if len(spec.PodCIDRs) == 0 && spec.PodCIDR != "" {
-		cidr, err := parseCIDR(spec.PodCIDR)
-		if err != nil {
-			p.add("spec.podCIDR", err)
-			return nil
-		}
-		return []netip.Prefix{cidr}
+	ranges, field := spec.PodCIDRs, func(i int) string { return item("spec.podCIDRs", i) }
+	if len(ranges) == 0 && spec.PodCIDR != "" {
+		ranges, field = []string{spec.PodCIDR}, func(int) string { return "spec.podCIDR" }
 	}
 	var list []netip.Prefix
 	var of ip.PerFamily[int] // the number of ranges
-	for i, text := range spec.PodCIDRs {
+	for i, text := range ranges {
 		cidr, err := parseCIDR(text)
 		n := of.Of(ip.Of(cidr.Addr()))
 		if err == nil && *n == service.MaxPodRanges {
 			err = &ValueError{text, fmt.Sprintf("a Node has %d ranges of a family at most", service.MaxPodRanges)}
 		}
 		if err != nil {
-			p.add(item("spec.podCIDRs", i), err)
+			p.add(field(i), err)
 			continue
 		}
 		if !slices.Contains(list, cidr) {

@@ -49,7 +49,7 @@ func convertService(s *corev1.Service) *serviceObject {
 		object.problems = p.all()
 		return object
 	}
-	bare := &service.Service{Name: object.name(), Created: s.CreationTimestamp.UTC()}
+	bare := &service.Service{Name: object.key, Created: s.CreationTimestamp.UTC()}
 	bare.ClusterIPs = clusterIPs(&s.Spec, p)
 	bare.ExternalIPs = externalIPs(&s.Spec, p)
 	bare.LoadBalancerIPs = loadBalancerIPs(s, p)

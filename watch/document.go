@@ -37,6 +37,8 @@ type manifestKey struct {
 type manifestObject struct {
 	key   manifestKey
 	value converted
+	// source is the file, the document and its line.
+	source string
 }
 
 // document is what one document of a manifest contains.
@@ -321,8 +323,8 @@ func (d *document) object(key manifestKey, data []byte) {
 	report := func(field string, err error) { d.addProblem(key, field, err) }
 	before := len(d.problems)
 	add := func(value converted) {
-		value.keepText(slices.Clone(d.problems[before:]))
-		d.objects = append(d.objects, manifestObject{key, value})
+		value.meta().keepText(slices.Clone(d.problems[before:]))
+		d.objects = append(d.objects, manifestObject{key: key, value: value})
 	}
 	switch key.kind {
 	case "Service":

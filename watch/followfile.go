@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,27 @@ import (
 // file system that is mounted over a directory, changes that another host makes, and all changes where a user has no
 // instance left. A look is one stat(2) of each file.
 const lookPeriod = 400 * time.Millisecond
+
+// fileState tells whether a file has changed since an earlier look. It is zero for one that was not read.
+type fileState struct {
+	missing  bool
+	dev, ino uint64
+	size     int64
+	modified time.Time
+	changed  syscall.Timespec
+}
+
+func stateOf(path string) fileState {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fileState{missing: true}
+	}
+	s := fileState{size: info.Size(), modified: info.ModTime()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.dev, s.ino, s.changed = uint64(stat.Dev), stat.Ino, stat.Ctim
+	}
+	return s
+}
 
 // FollowFile calls each with the text of the file, or the error of reading it, at the start, and within a second after
 // each change of what is at the path, as the kubelet changes the files of a mounted ConfigMap, until ctx ends. A file

@@ -50,8 +50,8 @@ type index struct {
 
 	// unrouted says that options.Networks has to be asked again.
 	unrouted bool
-	// networksReported is the last report of networks in ServiceCIDRs.
-	networksReported *NetworkError
+	// networksReported is the text of the last report of networks in ServiceCIDRs.
+	networksReported string
 
 	// dirty are the Services that flush rebuilds, in the order of the events.
 	dirty    []*joined
@@ -67,7 +67,7 @@ type index struct {
 	manifests bool
 	// changes counts the events of Services and EndpointSlices since the start.
 	changes service.Changes
-	// triggers are those of the slices that have changed since the last flush. Those
+	// triggers are those of the slices that have changed since the last update. Those
 	// from before the start do not count: the proxy was not there to be late.
 	triggers service.Triggers
 	start    time.Time
@@ -85,8 +85,8 @@ type joined struct {
 	dirty bool
 	// since is when it was first held, zero for not, and ready when it may go on. told is when that was last reported.
 	since, ready, told time.Time
-	// changes are those of the slices since the builder got the Service, those of each slice together.
-	changes map[service.Name]sliceChange
+	// before are the slices whose endpoints the builder has, while the Service is dirty.
+	before []*sliceObject
 	// kept is the Service as it was last served with endpoints, while it is retained.
 	// byKept says that its endpoints in the builder are those of kept.
 	kept   *service.Service
@@ -96,9 +96,7 @@ type joined struct {
 // converted is an object as the index keeps it.
 type converted interface {
 	wire.Object
-	name() service.Name
-	found() []Problem
-	keepText(problems []Problem)
+	meta() *identity
 	// put puts the object in the place of the one with its name, and drop removes that one.
 	put(*index)
 	drop(*index)
@@ -165,9 +163,17 @@ func (ix *index) knownSlices() []*sliceObject { return slices.Collect(maps.Value
 
 func (ix *index) knownCIDRs() []*cidrObject { return slices.Collect(maps.Values(ix.cidrs)) }
 
-// reportNew reports the problems that an object's last version did not have.
-func (ix *index) reportNew(before, after []Problem) {
-	for _, p := range after {
+// reportNew reports the problems that an object's last version did not have; old is nil where there was none.
+func reportNew[K interface {
+	comparable
+	converted
+}](ix *index, old, now K) {
+	var none K
+	var before []Problem
+	if old != none {
+		before = old.meta().problems
+	}
+	for _, p := range now.meta().problems {
 		if !slices.ContainsFunc(before, func(o Problem) bool { return o.Error() == p.Error() }) {
 			ix.problems = append(ix.problems, p)
 		}
@@ -175,12 +181,14 @@ func (ix *index) reportNew(before, after []Problem) {
 }
 
 func (ix *index) setService(s *serviceObject) {
-	name := s.name()
+	name := s.key
 	ix.changes.Services++
 	j := ix.joinedOf(name)
 	ix.markDirty(j)
 	if s.bare == nil || !ix.serves(s) {
-		ix.reportNew(ix.barred(j.foreign), ix.barred(s))
+		if ix.serves(s) {
+			reportNew(ix, ix.barred(j), s)
+		}
 		j.object, j.foreign = nil, s
 		ix.retention.Release(name) // It is not missing: nothing of that name is retained.
 		if s.bare != nil {
@@ -192,11 +200,9 @@ func (ix *index) setService(s *serviceObject) {
 	}
 	ix.builder.DeleteOther(name)
 	s = ix.withTimeouts(ix.withBalance(ix.withoutIgnoredExternalIPs(s)))
+	reportNew(ix, j.object, s)
 	if j.object == nil {
-		ix.reportNew(nil, s.problems)
 		ix.reportHeadless(name)
-	} else {
-		ix.reportNew(j.object.problems, s.problems)
 	}
 	j.object, j.foreign = s, nil
 	if len(j.slices) > 0 {
@@ -204,12 +210,12 @@ func (ix *index) setService(s *serviceObject) {
 	}
 }
 
-// barred returns the problems of a Service without a virtual address that would be this proxy's.
-func (ix *index) barred(s *serviceObject) []Problem {
-	if s == nil || !ix.serves(s) {
-		return nil
+// barred returns the Service if it would be this proxy's, and has no virtual address; nil if not.
+func (ix *index) barred(j *joined) *serviceObject {
+	if j.foreign != nil && ix.serves(j.foreign) {
+		return j.foreign
 	}
-	return s.problems
+	return nil
 }
 
 // serves says whether the Service is this proxy's: one with the proxy's name in its
@@ -247,28 +253,31 @@ func (ix *index) joinedOf(name service.Name) *joined {
 	return j
 }
 
-// markDirty makes flush rebuild the Service.
+// markDirty makes flush rebuild the Service. It must be called before its slices change.
 func (ix *index) markDirty(j *joined) {
-	if !j.dirty {
-		j.dirty = true
-		ix.dirty = append(ix.dirty, j)
+	if j.dirty {
+		return
+	}
+	j.dirty = true
+	ix.dirty = append(ix.dirty, j)
+	if ix.builder.Service(j.name) != nil {
+		j.before = slices.Clone(j.slices)
 	}
 }
 
 func (ix *index) setSlice(s *sliceObject) {
-	name := s.name()
+	name := s.key
 	ix.changes.EndpointSlices++
-	old, ok := ix.slices[name]
+	old := ix.slices[name]
 	ix.slices[name] = s
 	ix.noteHeadless(old, s)
 	ix.noteUnowned(old, s)
-	if !ok {
-		ix.reportNew(nil, s.problems)
+	reportNew(ix, old, s)
+	if old == nil {
 		ix.noteTrigger(s)
 		ix.attachSlice(s)
 		return
 	}
-	ix.reportNew(old.problems, s.problems)
 	same := s.follow(old)
 	if !same {
 		ix.noteTrigger(s)
@@ -282,18 +291,10 @@ func (ix *index) setSlice(s *sliceObject) {
 		return
 	}
 	j := ix.joined[s.owner]
-	j.slices[slices.Index(j.slices, old)] = s
 	if !same {
-		ix.noteChange(j, old, s)
 		ix.markDirty(j)
 	}
-}
-
-// takeTriggers returns the triggers since the last call.
-func (ix *index) takeTriggers() service.Triggers {
-	list := ix.triggers
-	ix.triggers = service.Triggers{}
-	return list
+	j.slices[slices.Index(j.slices, old)] = s
 }
 
 // noteTrigger keeps the time of the cause of a change, if the slice tells it. The
@@ -320,12 +321,11 @@ func (ix *index) deleteSlice(name service.Name) {
 func (ix *index) attachSlice(s *sliceObject) {
 	if s.owner != "" {
 		j := ix.joinedOf(s.owner)
+		ix.markDirty(j)
 		j.slices = append(j.slices, s)
 		if j.object != nil {
 			ix.retention.Release(j.name)
 		}
-		ix.noteChange(j, nil, s)
-		ix.markDirty(j)
 	}
 }
 
@@ -335,20 +335,15 @@ func (ix *index) detachSlice(s *sliceObject) {
 		return
 	}
 	j := ix.joined[s.owner]
-	j.slices = slices.DeleteFunc(j.slices, func(o *sliceObject) bool { return o == s })
-	ix.noteChange(j, s, nil)
 	ix.markDirty(j)
+	j.slices = slices.DeleteFunc(j.slices, func(o *sliceObject) bool { return o == s })
 }
 
 // setCIDR takes a ServiceCIDR. The ranges in force are those of all ServiceCIDRs
 // together, since two of them may have the same range.
 func (ix *index) setCIDR(o *cidrObject) {
-	var old []Problem
-	if have, ok := ix.cidrs[o.name()]; ok {
-		old = have.problems
-	}
-	ix.reportNew(old, o.problems)
-	ix.cidrs[o.name()] = o
+	reportNew(ix, ix.cidrs[o.key], o)
+	ix.cidrs[o.key] = o
 	ix.setCIDRs()
 }
 
@@ -369,7 +364,7 @@ func (ix *index) setCIDRs() {
 // setHostAddresses keeps copies, of the node's addresses sorted ones without duplicates.
 func (ix *index) setHostAddresses(addrs, shared, broadcast []netip.Addr) {
 	ix.broadcast = slices.Clone(broadcast)
-	node := *ix.builder.Snapshot().Node
+	node := *ix.builder.Node()
 	node.HostAddresses = slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare))
 	node.SharedAddresses = slices.Compact(slices.SortedFunc(slices.Values(shared), netip.Addr.Compare))
 	ix.builder.SetNode(node)
@@ -417,8 +412,8 @@ func (ix *index) take(list []*joined, prepared []snapshots.Prepared) {
 // join makes the Service again of its object and slices, or of what is retained of it. It changes nothing but j, so
 // that Services can be joined side by side.
 func (ix *index) join(j *joined) snapshots.Prepared {
-	changes := j.changes
-	j.changes = nil
+	before := j.before
+	j.before = nil
 	last := ix.builder.Service(j.name)
 	bare, retained := ix.bare(j, last)
 	if bare == nil {
@@ -448,7 +443,9 @@ func (ix *index) join(j *joined) snapshots.Prepared {
 			}
 			key := p.InSlices()
 			inSlices, total := lists(key)
-			p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
+			p.Endpoints = mergeLists(inSlices, total, endpointsOfPort(last, i, p), func() []netip.AddrPort {
+				return changedAddrs(key, before, j.slices)
+			})
 		}
 		s.OtherPorts = j.otherPorts(s.Ports)
 	}

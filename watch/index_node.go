@@ -28,7 +28,7 @@ func newNodeState() nodeState {
 // expectNode says that the Node is to come.
 func (ix *index) expectNode() {
 	ix.node.expected = true
-	node := *ix.builder.Snapshot().Node
+	node := *ix.builder.Node()
 	node.AddressPending = len(node.Addresses) == 0
 	ix.builder.SetNode(node)
 }
@@ -42,15 +42,11 @@ func (ix *index) knownNodes() []*nodeObject {
 
 // setNode takes this node's object. It ignores other Nodes.
 func (ix *index) setNode(n *nodeObject) {
-	last := ix.builder.Snapshot().Node
+	last := ix.builder.Node()
 	if n.facts.Name != last.Name {
 		return
 	}
-	if ix.node.object == nil {
-		ix.reportNew(nil, n.problems)
-	} else {
-		ix.reportNew(ix.node.object.problems, n.problems)
-	}
+	reportNew(ix, ix.node.object, n)
 	ix.node.object = n
 	node := n.facts
 	node.HostAddresses, node.SharedAddresses, node.Settings = last.HostAddresses, last.SharedAddresses, last.Settings
@@ -68,7 +64,7 @@ func (ix *index) setNode(n *nodeObject) {
 // doubtNode reports a Node none of whose addresses is on an interface here: it may be another node's. It does so once,
 // until one is.
 func (ix *index) doubtNode() {
-	node := ix.builder.Snapshot().Node
+	node := ix.builder.Node()
 	foreign := ix.node.object != nil && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
 		!slices.ContainsFunc(node.Addresses, func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) })
 	if foreign && !ix.node.foreign {
@@ -82,21 +78,11 @@ func (ix *index) doubtNode() {
 // any time, before and during a run, from any goroutine.
 func (w *Watcher) SetSettings(s *service.Settings) {
 	w.change(func(ix *index) {
-		node := *ix.builder.Snapshot().Node
+		node := *ix.builder.Node()
 		node.Settings = s
 		ix.builder.SetNode(node)
 		ix.unprotected = true
 	})
-}
-
-// closeOnce closes a channel that is not closed yet. No other goroutine may close it
-// at the same time.
-func closeOnce(c chan struct{}) {
-	select {
-	case <-c:
-	default:
-		close(c)
-	}
 }
 
 // deleteNode reports that the Node is gone and keeps its facts: the node's interfaces
@@ -111,7 +97,7 @@ func (ix *index) deleteNode(name service.Name) {
 // missNode reports that there is no Node, or none with an address, and which node
 // ports are open in that case.
 func (ix *index) missNode() {
-	pending := ix.builder.Snapshot().Node.AddressPending
+	pending := ix.builder.Node().AddressPending
 	p := Problem{Object: ix.nodeName()}
 	switch {
 	case ix.node.object == nil && pending:
@@ -135,6 +121,4 @@ func (ix *index) missPodCIDRs(consequence string) {
 	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "spec.podCIDRs", Err: err})
 }
 
-func (ix *index) nodeName() Object {
-	return Object{Kind: "Node", Name: ix.builder.Snapshot().Node.Name}
-}
+func (ix *index) nodeName() Object { return NodeObject(ix.builder.Node().Name) }

@@ -242,8 +242,8 @@ func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 			t.Fatalf("%s is there twice: as an object and in the snapshot", owner)
 		}
 		for _, s := range j.slices {
-			if ix.slices[s.name()] != s || s.owner != owner {
-				t.Fatalf("slice %s is left with %s", s.name(), owner)
+			if ix.slices[s.key] != s || s.owner != owner {
+				t.Fatalf("slice %s is left with %s", s.key, owner)
 			}
 		}
 	}
@@ -332,7 +332,7 @@ func TestUnrelatedKeepItsPointer(t *testing.T) {
 	if !old.Ports[0].Endpoints.Same(now.Ports[0].Endpoints) {
 		t.Error("the port that did not change has a copy of its endpoints")
 	}
-	if held := ix.slices["ns-1/slice-1"].port(service.SlicePort{Name: "http", Protocol: service.TCP}); !held.Same(now.Ports[0].Endpoints) {
+	if held := ix.slices["ns-1/slice-1"].port(now.Ports[0].InSlices()); !held.Same(now.Ports[0].Endpoints) {
 		t.Error("the slice and the service hold the same endpoints twice")
 	}
 }

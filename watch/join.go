@@ -9,27 +9,6 @@ import (
 	"nftproxy/model/sorted"
 )
 
-// sliceChange has a slice before and after some events. Either is nil where the Service had no such slice.
-type sliceChange struct {
-	before, after *sliceObject
-}
-
-// noteChange keeps a change for the next rebuild. The first rebuild reads all slices
-// and needs no changes.
-func (ix *index) noteChange(j *joined, before, after *sliceObject) {
-	if ix.builder.Service(j.name) == nil {
-		return
-	}
-	if j.changes == nil {
-		j.changes = map[service.Name]sliceChange{}
-	}
-	name := cmp.Or(before, after).name()
-	if c, again := j.changes[name]; again {
-		before = c.before
-	}
-	j.changes[name] = sliceChange{before, after}
-}
-
 // lists returns a function that returns the endpoints of a port in each slice that has some,
 // and their number. With many ports and many slices it does not look for each port in each
 // slice.
@@ -85,12 +64,11 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 	return others[:min(len(others), service.MaxOtherPorts)]
 }
 
-// mergeLists returns the endpoints of one port, which the slices have in these lists; have
-// are those before the changes. If only one slice has any, the list is that slice's own. If
-// several have, and the changes are few, the cost is that of finding the changed addresses
-// in each slice.
-func mergeLists(key service.SlicePort, lists []service.Endpoints, total int, have service.Endpoints,
-	changes map[service.Name]sliceChange) service.Endpoints {
+// mergeLists returns the endpoints of one port, which the slices have in these lists. have are those before, and changed
+// returns the addresses at which they differ. If only one slice has any, the list is that slice's own. If several have,
+// and the changes are few, the cost is that of finding the changed addresses in each slice.
+func mergeLists(lists []service.Endpoints, total int, have service.Endpoints, changed func() []netip.AddrPort,
+) service.Endpoints {
 	switch len(lists) {
 	case 0:
 		return service.Endpoints{}
@@ -98,7 +76,7 @@ func mergeLists(key service.SlicePort, lists []service.Endpoints, total int, hav
 		return lists[0]
 	}
 	if have.Long() {
-		addrs := changedAddrs(key, changes)
+		addrs := changed()
 		if len(addrs)*len(lists) < total {
 			return edited(have, lists, addrs)
 		}
@@ -112,18 +90,27 @@ func mergeLists(key service.SlicePort, lists []service.Endpoints, total int, hav
 	return sorted.Reuse(have, service.MergeEndpoints(all))
 }
 
-// changedAddrs returns the addresses whose endpoints differ in some change, sorted,
-// each once.
-func changedAddrs(key service.SlicePort, changes map[service.Name]sliceChange) []netip.AddrPort {
+// changedAddrs returns the addresses of a port whose endpoints differ between the slices before and after some events,
+// sorted, each once. Mostly each slice has its place in both.
+func changedAddrs(key service.SlicePort, before, after []*sliceObject) []netip.AddrPort {
 	var addrs []netip.AddrPort
-	for _, c := range changes {
-		for e := range sorted.Diff(c.before.port(key), c.after.port(key)) {
-			if e.Old != nil {
-				addrs = append(addrs, e.Old.Addr)
-			} else {
-				addrs = append(addrs, e.New.Addr)
-			}
+	add := func(old, now *sliceObject) {
+		for e := range sorted.Diff(old.port(key), now.port(key)) {
+			addrs = append(addrs, cmp.Or(e.Old, e.New).Addr)
 		}
+	}
+	for _, old := range before {
+		if len(after) == 0 || after[0].key != old.key {
+			add(old, nil)
+			continue
+		}
+		if after[0] != old {
+			add(old, after[0])
+		}
+		after = after[1:]
+	}
+	for _, s := range after {
+		add(nil, s)
 	}
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	return slices.Compact(addrs)

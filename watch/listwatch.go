@@ -129,9 +129,9 @@ func others[K converted](known, list []K) []K {
 	}
 	listed := make(map[service.Name]bool, len(list))
 	for _, o := range list {
-		listed[o.name()] = true
+		listed[o.meta().key] = true
 	}
-	return slices.DeleteFunc(known, func(o K) bool { return listed[o.name()] })
+	return slices.DeleteFunc(known, func(o K) bool { return listed[o.meta().key] })
 }
 
 // watch follows the changes since a version until the watch ends, and then pauses unless it was open for the longest

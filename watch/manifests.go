@@ -16,6 +16,10 @@ import (
 	"time"
 )
 
+// gonePeriod is how long the objects of a file stay that has gone or become empty. Many programs replace a file in two
+// steps: they rename it away, or empty it, and write it again. It is longer than two looks.
+const gonePeriod = time.Second
+
 // RunManifests follows the manifests at path, a file or a directory of *.yaml, *.yml and *.json
 // files, until ctx ends, and returns nil then. A path that does not exist at the start is an error.
 // One that cannot be read is reported, and nothing is published until it can be read. Later the
@@ -82,15 +86,10 @@ type manifestFile struct {
 	gone time.Time
 	// objects are the file's. The last good versions of objects in broken
 	// documents are at the end.
-	objects  []sourcedObject
+	objects  []manifestObject
 	problems []Problem
 	// clean are the documents without any problem, by the sum of their text.
 	clean map[[sha256.Size]byte]document
-}
-
-type sourcedObject struct {
-	manifestObject
-	source string
 }
 
 // look loads the files, and reports what is wrong with path.
@@ -130,6 +129,35 @@ func (m *manifests) load() error {
 	}
 	m.files = m.keepGone(files, m.watcher.now())
 	return nil
+}
+
+// keepGone keeps the objects of files that have just gone or become empty. Their place is in the order of the names.
+func (m *manifests) keepGone(files []*manifestFile, now time.Time) []*manifestFile {
+	at := map[string]int{}
+	for i, f := range files {
+		at[f.path] = i
+	}
+	for _, old := range m.files {
+		i, there := at[old.path]
+		if len(old.objects) == 0 || there && len(files[i].objects)+len(files[i].problems) > 0 {
+			continue
+		}
+		kept := &manifestFile{path: old.path, objects: old.objects, problems: old.problems, gone: old.gone}
+		if kept.gone.IsZero() {
+			kept.gone = now
+		}
+		if now.Sub(kept.gone) >= gonePeriod {
+			continue
+		}
+		if there {
+			kept.last = files[i].last // the next look reads it again
+			files[i] = kept
+		} else {
+			files = append(files, kept)
+		}
+	}
+	slices.SortFunc(files, func(a, b *manifestFile) int { return strings.Compare(a.path, b.path) })
+	return files
 }
 
 // file reads one file, if it has changed since it was read, but not since the last look, and nobody is writing it. At
@@ -192,7 +220,8 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 		f.problems = append(f.problems, d.problems...)
 		for _, o := range d.objects {
 			clean = setSource(o.value, source) && clean
-			f.objects = append(f.objects, sourcedObject{o, source})
+			o.source = source
+			f.objects = append(f.objects, o)
 			good[o.key] = true
 		}
 		for _, key := range d.broken {
@@ -215,7 +244,7 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 // setSource writes the source into a converted object's problems. It returns whether
 // the object has no problem.
 func setSource(object converted, source string) (clean bool) {
-	problems := object.found()
+	problems := object.meta().problems
 	for i := range problems {
 		problems[i].Source = source
 	}
@@ -332,4 +361,16 @@ func listManifests(path string) ([]string, error) {
 		files = append(files, file)
 	}
 	return files, nil
+}
+
+// reasonOf returns the reason why a file or directory cannot be read, in words that say what to do.
+func reasonOf(err error) error {
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		err = path.Err
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w (nftproxy reads files as its user, without root's right to read those of others: change "+
+			"owner or mode)", err)
+	}
+	return err
 }

@@ -60,13 +60,11 @@ func (ix *index) setNetworks(before *service.Node) {
 	if !asked && slices.Equal(before.Networks, now.Networks) && slices.Equal(before.APIServers, now.APIServers) {
 		return
 	}
-	if e := ix.networkError(now); e != nil && !sameNetworks(e, ix.networksReported) {
-		ix.networksReported = e
+	if e := ix.networkError(now); e != nil && e.Error() != ix.networksReported {
+		ix.networksReported = e.Error()
 		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: e})
 	}
 }
-
-func sameNetworks(a, b *NetworkError) bool { return b != nil && a.Error() == b.Error() }
 
 // networkError says what of the node is in ServiceCIDRs; nil if there is nothing.
 func (ix *index) networkError(node *service.Node) *NetworkError {

@@ -55,7 +55,7 @@ func TestNetworksInServiceCIDR(t *testing.T) {
 	step("another network", 3, true, "10.100.0.0/24", "10.101.0.0/24")
 	ix.setNode(convertNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
 	step("the Node comes", 3, false, "10.100.0.0/24", "10.101.0.0/24")
-	ix.deleteCIDR(cidr.name())
+	ix.deleteCIDR(cidr.key)
 	step("no range", 3, false)
 }
 

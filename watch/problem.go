@@ -101,6 +101,16 @@ func (e *SliceIgnoredError) Error() string { return e.Err.Error() }
 // Unwrap returns the reason.
 func (e *SliceIgnoredError) Unwrap() error { return e.Err }
 
+// UnreadableError says that the manifests cannot be read at the start. The rules stay as they are until that succeeds.
+type UnreadableError struct{ Err error }
+
+func (e *UnreadableError) Error() string {
+	return fmt.Sprintf("%v: trying again; until then the rules stay as they are", e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *UnreadableError) Unwrap() error { return e.Err }
+
 // AwaitError says that the first snapshot waits for objects, or that it is made without them. It
 // concerns no single object.
 type AwaitError struct {
@@ -108,16 +118,14 @@ type AwaitError struct {
 	For []string
 	// Limit is the longest time of the wait; 0 means no limit.
 	Limit time.Duration
-	// Past says that the limit is over. Without then says what happens without the
-	// objects.
-	Past    bool
+	// Without says what happens without the objects, if the limit is over; it is empty before.
 	Without string
 }
 
 func (e *AwaitError) Error() string {
 	list := strings.Join(e.For, ", ")
 	switch {
-	case e.Past:
+	case e.Without != "":
 		return fmt.Sprintf("%s: not there after %s; going on without: %s", list, e.Limit, e.Without)
 	case e.Limit == 0:
 		return fmt.Sprintf("waiting for %s; until then the rules stay as they are", list)
@@ -195,7 +203,7 @@ func (ix *index) standing(name service.Name) []string {
 			}
 		}
 	}
-	if barred := j.foreign; barred != nil && ix.serves(barred) {
+	if barred := ix.barred(j); barred != nil {
 		add(barred.text)
 		add(barred.problems)
 	}

@@ -56,7 +56,8 @@ func newLists(t *testing.T, opts Options) *lists {
 		l.problems = append(l.problems, p)
 	}
 	l.Watcher = NewWatcher(opts, l.out)
-	l.services, l.slices = newListWatch(l.Watcher, "services", (*index).knownServices), newListWatch(l.Watcher, "endpointslices", (*index).knownSlices)
+	l.services = newListWatch(l.Watcher, "services", (*index).knownServices)
+	l.slices = newListWatch(l.Watcher, "endpointslices", (*index).knownSlices)
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go l.loop(ctx)

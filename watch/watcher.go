@@ -256,7 +256,8 @@ func (w *Watcher) put() {
 	update := service.Update{Since: w.since, Snapshot: w.growing(w.index.flush())}
 	changed := update.Snapshot != w.published
 	w.published, w.since = update.Snapshot, time.Time{}
-	w.covered, update.Changes, update.Triggers = w.index.changes, w.index.changes, w.index.takeTriggers()
+	w.covered, update.Changes = w.index.changes, w.index.changes
+	update.Triggers, w.index.triggers = w.index.triggers, service.Triggers{}
 	if changed {
 		w.counted = update.Changes
 		w.out.Put(update)

@@ -138,7 +138,7 @@ func incomplete(nodeKnown bool) func(watch.Problem) error {
 	return func(p watch.Problem) error {
 		await := (*watch.AwaitError)(nil)
 		switch {
-		case errors.As(p, &await) && await.Past:
+		case errors.As(p, &await) && await.Without != "":
 			return await
 		case errors.Is(p, watch.ErrNoNode) && nodeKnown:
 			return fmt.Errorf("%w (is --hostname-override the same as for run?)", p)

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -49,15 +50,9 @@ func fields(message []byte, field func(protowire.Number, value) error) error {
 	return nil
 }
 
-// byteReader is what a stream is read from.
-type byteReader interface {
-	io.Reader
-	io.ByteReader
-}
-
 // stream reads a message whose bytes have not all arrived.
 type stream struct {
-	in byteReader
+	in *bufio.Reader
 	// left is how many bytes of the message are still to come.
 	left uint64
 }
