@@ -21,21 +21,12 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
-
-	"nftproxy/model/service"
 )
-
-// manifestKey names an object of the manifests. The zero value stands for an object
-// whose kind or name could not be read.
-type manifestKey struct {
-	kind string
-	name service.Name
-}
 
 // manifestObject is a *serviceObject, *sliceObject, *nodeObject or *cidrObject of
 // a manifest.
 type manifestObject struct {
-	key   manifestKey
+	key   Object
 	value converted
 	// source is the file, the document and its line.
 	source string
@@ -44,18 +35,19 @@ type manifestObject struct {
 // document is what one document of a manifest contains.
 type document struct {
 	objects []manifestObject
-	// broken names the objects in it that cannot be read.
-	broken   []manifestKey
+	// broken names the objects in it that cannot be read. The zero value stands for one whose kind or name could not be
+	// read either.
+	broken   []Object
 	problems []Problem
 }
 
-func (d *document) addBroken(key manifestKey, field string, err error) {
+func (d *document) addBroken(key Object, field string, err error) {
 	d.broken = append(d.broken, key)
 	d.addProblem(key, field, err)
 }
 
-func (d *document) addProblem(key manifestKey, field string, err error) {
-	d.problems = append(d.problems, Problem{Object: objectNamed(key.kind, key.name), Field: field, Err: err})
+func (d *document) addProblem(key Object, field string, err error) {
+	d.problems = append(d.problems, Problem{Object: key, Field: field, Err: err})
 }
 
 // chunk is the text of one document of a file.
@@ -191,7 +183,7 @@ func (c chunk) syntaxError() error {
 
 // guessKey finds kind and name in the text of a document that does not parse. It
 // returns the zero key unless each stands there exactly once, at the usual place.
-func (c chunk) guessKey() manifestKey {
+func (c chunk) guessKey() Object {
 	one := func(pattern string) string {
 		found := regexp.MustCompile(pattern).FindAllSubmatch(c.text, 2)
 		if len(found) != 1 {
@@ -201,20 +193,20 @@ func (c chunk) guessKey() manifestKey {
 	}
 	kind, name := one(`(?m)^kind:[ \t]*"?(\w+)"?[ \t\r]*$`), one(`(?m)^  name:[ \t]*"?([-.\w]+)"?[ \t\r]*$`)
 	if kind == "" || name == "" || strings.HasSuffix(kind, "List") {
-		return manifestKey{}
+		return Object{}
 	}
 	namespace := one(`(?m)^  namespace:[ \t]*"?([-.\w]+)"?[ \t\r]*$`)
-	return keyOf(kind, namespace, name)
+	return objectOf(kind, namespace, name)
 }
 
-func keyOf(kind, namespace, name string) manifestKey {
+func objectOf(kind, namespace, name string) Object {
 	switch {
 	case kind == "Node" || kind == "ServiceCIDR":
 		namespace = ""
 	case namespace == "":
 		namespace = metav1.NamespaceDefault
 	}
-	return manifestKey{kind, service.NewName(namespace, name)}
+	return Object{Kind: kind, Namespace: namespace, Name: name}
 }
 
 // header has the fields that all kinds have.
@@ -250,13 +242,13 @@ func (d *document) decode(data []byte, itemKind string) {
 	lost, err := h.read(data)
 	if err != nil {
 		field, err := typeError(err)
-		d.addBroken(manifestKey{}, field, err)
+		d.addBroken(Object{}, field, err)
 		return
 	}
 	if h.Kind == "" {
 		h.Kind = itemKind
 	}
-	key := keyOf(h.Kind, h.Metadata.Namespace, h.Metadata.Name)
+	key := objectOf(h.Kind, h.Metadata.Namespace, h.Metadata.Name)
 	switch h.Kind {
 	case "List", "ServiceList", "EndpointSliceList", "NodeList", "ServiceCIDRList":
 		d.problems = append(d.problems, lost...)
@@ -271,7 +263,7 @@ func (d *document) decode(data []byte, itemKind string) {
 		return
 	case "Service", "EndpointSlice", "Node", "ServiceCIDR":
 	case "":
-		d.addBroken(manifestKey{}, "kind", errors.New("missing"))
+		d.addBroken(Object{}, "kind", errors.New("missing"))
 		return
 	default:
 		d.ignore(key, h.APIVersion)
@@ -282,12 +274,12 @@ func (d *document) decode(data []byte, itemKind string) {
 		return
 	}
 	if h.Metadata.Name == "" {
-		d.addBroken(manifestKey{}, "metadata.name", errors.New("missing"))
+		d.addBroken(Object{}, "metadata.name", errors.New("missing"))
 		return
 	}
 	for _, f := range [][2]string{{"metadata.name", h.Metadata.Name}, {"metadata.namespace", h.Metadata.Namespace}} {
 		if err := checkName(f[1]); err != nil {
-			d.broken = append(d.broken, manifestKey{}) // The bad name may stand for any object.
+			d.broken = append(d.broken, Object{}) // The bad name may stand for any object.
 			d.addProblem(key, f[0], err)
 			return
 		}
@@ -296,11 +288,11 @@ func (d *document) decode(data []byte, itemKind string) {
 }
 
 // ignore reports an object of another kind. One that Kubernetes does not have, in a group that it has, is a mistake.
-func (d *document) ignore(key manifestKey, apiVersion string) {
+func (d *document) ignore(key Object, apiVersion string) {
 	version, _ := schema.ParseGroupVersion(apiVersion)
-	kind := schema.GroupKind{Group: version.Group, Kind: key.kind}
+	kind := schema.GroupKind{Group: version.Group, Kind: key.Kind}
 	if scheme.Scheme.IsGroupRegistered(kind.Group) && len(scheme.Scheme.VersionsForGroupKind(kind)) == 0 {
-		d.addBroken(key, "kind", &ValueError{Value: key.kind, Reason: "no such kind in apiVersion " +
+		d.addBroken(key, "kind", &ValueError{Value: key.Kind, Reason: "no such kind in apiVersion " +
 			strconv.Quote(apiVersion)})
 		return
 	}
@@ -319,14 +311,14 @@ func apiVersion(kind string) string {
 }
 
 // object decodes and converts one object of a known kind.
-func (d *document) object(key manifestKey, data []byte) {
+func (d *document) object(key Object, data []byte) {
 	report := func(field string, err error) { d.addProblem(key, field, err) }
 	before := len(d.problems)
 	add := func(value converted) {
 		value.meta().keepText(slices.Clone(d.problems[before:]))
 		d.objects = append(d.objects, manifestObject{key: key, value: value})
 	}
-	switch key.kind {
+	switch key.Kind {
 	case "Service":
 		s := &corev1.Service{}
 		if !d.unmarshal(key, data, s) {
@@ -362,7 +354,7 @@ func (d *document) object(key manifestKey, data []byte) {
 }
 
 // unmarshal decodes data, and sets the namespace of the key. It returns false where data does not fit the kind.
-func (d *document) unmarshal(key manifestKey, data []byte, into metav1.Object) bool {
+func (d *document) unmarshal(key Object, data []byte, into metav1.Object) bool {
 	report := func(field string, err error) { d.addProblem(key, field, err) }
 	strict, err := strictjson.UnmarshalStrict(data, into)
 	if err != nil {
@@ -380,8 +372,7 @@ func (d *document) unmarshal(key manifestKey, data []byte, into metav1.Object) b
 	for _, err := range strict {
 		report(strictField(err))
 	}
-	namespace, _ := key.name.Split()
-	into.SetNamespace(namespace)
+	into.SetNamespace(key.Namespace)
 	return true
 }
 

@@ -63,7 +63,7 @@ type script struct {
 func newScript(t *testing.T) *script {
 	w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
 	s := &script{T: t, index: w.index, dir: t.TempDir(), watcher: w}
-	s.manifests = &manifests{watcher: w, path: s.dir, current: map[manifestKey]converted{}, loaded: make(chan struct{})}
+	s.manifests = &manifests{watcher: w, path: s.dir, current: map[Object]converted{}, loaded: make(chan struct{})}
 	return s
 }
 

@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -30,7 +29,7 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
-	m := &manifests{watcher: w, path: path, current: map[manifestKey]converted{}, loaded: make(chan struct{})}
+	m := &manifests{watcher: w, path: path, current: map[Object]converted{}, loaded: make(chan struct{})}
 	w.mu.Lock()
 	w.awaited = []awaited{{what: "the manifests at " + path, there: m.loaded}}
 	w.mu.Unlock()
@@ -72,7 +71,7 @@ type manifests struct {
 	files, submitted []*manifestFile
 	// current has the objects that the index has, reported the texts of the
 	// problems that were reported.
-	current  map[manifestKey]converted
+	current  map[Object]converted
 	reported map[string]bool
 }
 
@@ -205,7 +204,7 @@ func (m *manifests) file(path string) *manifestFile {
 func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifestFile) *manifestFile {
 	f := &manifestFile{path: path, sum: sum, clean: map[[sha256.Size]byte]document{}}
 	data = inUTF8(data)
-	good, broken := map[manifestKey]bool{}, map[manifestKey]bool{}
+	good, broken := map[Object]bool{}, map[Object]bool{}
 	for i, c := range splitDocuments(data) {
 		source := fmt.Sprintf("%s document %d (line %d)", path, i+1, c.line)
 		sum := sha256.Sum256(c.text)
@@ -234,7 +233,7 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 	for _, e := range old.objects {
 		// A broken document without kind and name may be any object of old that is
 		// missing now.
-		if !good[e.key] && (broken[e.key] || broken[manifestKey{}]) {
+		if !good[e.key] && (broken[e.key] || broken[Object{}]) {
 			f.objects = append(f.objects, e)
 		}
 	}
@@ -262,9 +261,9 @@ func (m *manifests) problems() []Problem {
 
 // merge puts the files together. Of two objects of one name the first counts, and one of a file that has gone only
 // where there is no other.
-func (m *manifests) merge() (map[manifestKey]converted, []Problem) {
-	wanted := map[manifestKey]converted{}
-	sources := map[manifestKey]string{}
+func (m *manifests) merge() (map[Object]converted, []Problem) {
+	wanted := map[Object]converted{}
+	sources := map[Object]string{}
 	var problems []Problem
 	inOrder := slices.Clone(m.files)
 	slices.SortStableFunc(inOrder, func(a, b *manifestFile) int { return a.gone.Compare(b.gone) })
@@ -275,7 +274,7 @@ func (m *manifests) merge() (map[manifestKey]converted, []Problem) {
 					continue
 				}
 				problems = append(problems, Problem{
-					Source: e.source, Object: objectNamed(e.key.kind, e.key.name),
+					Source: e.source, Object: e.key,
 					Err: fmt.Errorf("ignored: it is defined in %s", sources[e.key]),
 				})
 				continue
@@ -288,7 +287,7 @@ func (m *manifests) merge() (map[manifestKey]converted, []Problem) {
 
 // submit puts the objects that differ into the index, in one step, and reports the
 // new problems.
-func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted) {
+func (m *manifests) submit(problems []Problem, wanted map[Object]converted) {
 	reported := map[string]bool{}
 	var fresh []Problem
 	for _, p := range problems {
@@ -317,12 +316,10 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted)
 			}
 		}
 		// In order, so that equal mistakes give equal logs.
-		changed := slices.DeleteFunc(slices.Collect(maps.Keys(wanted)), func(key manifestKey) bool {
+		changed := slices.DeleteFunc(slices.Collect(maps.Keys(wanted)), func(key Object) bool {
 			return m.current[key] == wanted[key]
 		})
-		slices.SortFunc(changed, func(a, b manifestKey) int {
-			return cmp.Or(strings.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
-		})
+		slices.SortFunc(changed, func(a, b Object) int { return strings.Compare(a.String(), b.String()) })
 		for _, key := range changed {
 			wanted[key].put(ix)
 		}

@@ -401,7 +401,7 @@ func FuzzReadManifest(f *testing.F) {
 			file = readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1},
 				&manifestFile{})
 		})
-		if !slices.ContainsFunc(file.objects, func(e manifestObject) bool { return e.key.name == "default/last-one" }) {
+		if !slices.ContainsFunc(file.objects, func(e manifestObject) bool { return e.key.Name == "last-one" }) {
 			t.Fatalf("the document after it is lost; problems: %v", file.problems)
 		}
 		ix := newIndex("node-0")
