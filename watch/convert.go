@@ -32,7 +32,7 @@ func identify(m *metav1.ObjectMeta) identity {
 
 func (i *identity) meta() *identity { return i }
 
-func (i *identity) serves() service.Name { return "" }
+func (i *identity) service() service.Name { return "" }
 
 // keepText keeps the problems of a manifest's text. What the object's own problems say of values that were left out is
 // the same mistake once more.

@@ -100,17 +100,17 @@ type converted interface {
 	// put puts the object in the place of the one with its name, and drop removes that one.
 	put(*index)
 	drop(*index)
-	// serves is the Service that loses something with the object; empty for kinds that no Service is served by.
-	serves() service.Name
+	// service is the Service that loses something with the object; empty for kinds that no Service is served by.
+	service() service.Name
 }
 
-func (s *serviceObject) put(ix *index)        { ix.setService(s) }
-func (s *serviceObject) drop(ix *index)       { ix.deleteService(s.key) }
-func (s *serviceObject) serves() service.Name { return s.key }
+func (s *serviceObject) put(ix *index)         { ix.setService(s) }
+func (s *serviceObject) drop(ix *index)        { ix.deleteService(s.key) }
+func (s *serviceObject) service() service.Name { return s.key }
 
-func (s *sliceObject) put(ix *index)        { ix.setSlice(s) }
-func (s *sliceObject) drop(ix *index)       { ix.deleteSlice(s.key) }
-func (s *sliceObject) serves() service.Name { return s.owner }
+func (s *sliceObject) put(ix *index)         { ix.setSlice(s) }
+func (s *sliceObject) drop(ix *index)        { ix.deleteSlice(s.key) }
+func (s *sliceObject) service() service.Name { return s.owner }
 
 func (n *nodeObject) put(ix *index)  { ix.setNode(n) }
 func (n *nodeObject) drop(ix *index) { ix.deleteNode(n.key) }

@@ -68,8 +68,7 @@ func (ix *index) doubtNode() {
 	foreign := ix.node.object != nil && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
 		!slices.ContainsFunc(node.Addresses, func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) })
 	if foreign && !ix.node.foreign {
-		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "status.addresses",
-			Err: fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses)})
+		ix.reportNode("status.addresses", fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses))
 	}
 	ix.node.foreign = foreign
 }
@@ -98,18 +97,14 @@ func (ix *index) deleteNode(name service.Name) {
 // ports are open in that case.
 func (ix *index) missNode() {
 	pending := ix.builder.Node().AddressPending
-	p := Problem{Object: ix.nodeName()}
 	switch {
 	case ix.node.object == nil && pending:
-		p.Err = fmt.Errorf("%w; %s", ErrNoNode, closedNodePorts)
+		ix.reportNode("", fmt.Errorf("%w; %s", ErrNoNode, closedNodePorts))
 	case ix.node.object == nil:
-		p.Err = ErrNoNode
+		ix.reportNode("", ErrNoNode)
 	case pending:
-		p.Field, p.Err = "status.addresses", fmt.Errorf("%w; %s", ErrNoNodeAddress, closedNodePorts)
-	default:
-		return
+		ix.reportNode("status.addresses", fmt.Errorf("%w; %s", ErrNoNodeAddress, closedNodePorts))
 	}
-	ix.problems = append(ix.problems, p)
 }
 
 // closedNodePorts says which node ports are open without an address of the Node.
@@ -117,8 +112,10 @@ const closedNodePorts = "until it has one, node ports are open on no address, or
 
 // missPodCIDRs reports that the Node has no podCIDRs, and the consequence.
 func (ix *index) missPodCIDRs(consequence string) {
-	err := fmt.Errorf("%w: %s", ErrNoPodCIDRs, consequence)
-	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "spec.podCIDRs", Err: err})
+	ix.reportNode("spec.podCIDRs", fmt.Errorf("%w: %s", ErrNoPodCIDRs, consequence))
 }
 
-func (ix *index) nodeName() Object { return NodeObject(ix.builder.Node().Name) }
+// reportNode reports a problem of this node.
+func (ix *index) reportNode(field string, err error) {
+	ix.problems = append(ix.problems, Problem{Object: NodeObject(ix.builder.Node().Name), Field: field, Err: err})
+}

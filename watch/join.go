@@ -64,9 +64,9 @@ func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
 	return others[:min(len(others), service.MaxOtherPorts)]
 }
 
-// mergeLists returns the endpoints of one port, which the slices have in these lists. have are those before, and changed
-// returns the addresses at which they differ. If only one slice has any, the list is that slice's own. If several have,
-// and the changes are few, the cost is that of finding the changed addresses in each slice.
+// mergeLists returns the endpoints of one port, which the slices have in these lists. have are those before, and
+// changed returns the addresses at which they differ. If only one slice has any, the list is that slice's own. If
+// several have, and the changes are few, the cost is that of finding the changed addresses in each slice.
 func mergeLists(lists []service.Endpoints, total int, have service.Endpoints, changed func() []netip.AddrPort,
 ) service.Endpoints {
 	switch len(lists) {

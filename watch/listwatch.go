@@ -170,8 +170,7 @@ const manyShort = 5
 // that breaks is made anew at once.
 func (l *listWatch[K]) short(ctx context.Context, lasted time.Duration) {
 	if l.pauses.tries == manyShort {
-		err := newRequestError("watch", l.resource, errShort)
-		l.watcher.change(func(ix *index) { ix.problems = append(ix.problems, Problem{Err: err}) })
+		l.watcher.reportError(newRequestError("watch", l.resource, errShort))
 	}
 	pauseFor(ctx, l.pauses.next(nil, longestPause)-lasted)
 }

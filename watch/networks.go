@@ -62,7 +62,7 @@ func (ix *index) setNetworks(before *service.Node) {
 	}
 	if e := ix.networkError(now); e != nil && e.Error() != ix.networksReported {
 		ix.networksReported = e.Error()
-		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: e})
+		ix.reportNode("", e)
 	}
 }
 

@@ -31,7 +31,7 @@ type loss struct {
 func lossOf[K converted](ix *index, gone []K) loss {
 	lacking := map[service.Name]bool{}
 	for _, o := range gone {
-		if name := o.serves(); ix.servedNow(name) {
+		if name := o.service(); ix.servedNow(name) {
 			lacking[name] = true
 		}
 	}
@@ -73,8 +73,7 @@ func (ix *index) retain(l loss, now time.Time) {
 	}
 	if !ix.retention.Judge(l.missing, l.serving, now) {
 		if len(l.missing) == l.serving {
-			ix.problems = append(ix.problems, Problem{Object: ix.nodeName(),
-				Err: &MissingError{l.serving, examplesOf(slices.Sorted(slices.Values(fresh)))}})
+			ix.reportNode("", &MissingError{l.serving, examplesOf(slices.Sorted(slices.Values(fresh)))})
 		}
 		return
 	}
@@ -85,7 +84,8 @@ func (ix *index) retain(l loss, now time.Time) {
 		}
 		ix.markDirty(j)
 	}
-	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: newRetainedError(l, ix.retention.period)})
+	names := slices.Sorted(slices.Values(l.missing))
+	ix.reportNode("", &RetainedError{len(names), l.serving, examplesOf(names), ix.retention.period})
 }
 
 // endRetention lets the Services go whose time is over.
@@ -97,8 +97,7 @@ func (ix *index) endRetention(now time.Time) {
 	for _, name := range due {
 		ix.markDirty(ix.joinedOf(name))
 	}
-	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &RemovedError{len(due), examplesOf(due),
-		ix.retention.period}})
+	ix.reportNode("", &RemovedError{len(due), examplesOf(due), ix.retention.period})
 }
 
 // releaseAll retains nothing any more: the source has spoken of everything.
@@ -207,13 +206,11 @@ func (ix *index) retainFormer(former []*service.Service, now time.Time) {
 		}
 	}
 	l := loss{missing: ix.lossOfFormer(names), serving: len(names)}
-	lost := map[service.Name]bool{}
-	for _, name := range l.missing {
-		lost[name] = suspicious(len(l.missing), l.serving)
-	}
-	for _, s := range former {
-		if lost[s.Name] {
-			ix.joinedOf(s.Name).kept = s
+	if suspicious(len(l.missing), l.serving) {
+		for _, s := range former {
+			if s.HasEndpoints() && ix.joined[s.Name].mute() {
+				ix.joinedOf(s.Name).kept = s
+			}
 		}
 	}
 	ix.retain(l, now)
@@ -273,11 +270,6 @@ type RetainedError struct {
 	// Examples names some of them.
 	Examples string
 	Period   time.Duration
-}
-
-func newRetainedError(l loss, period time.Duration) *RetainedError {
-	names := slices.Sorted(slices.Values(l.missing))
-	return &RetainedError{len(names), l.serving, examplesOf(names), period}
 }
 
 func (e *RetainedError) Error() string {

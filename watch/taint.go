@@ -82,14 +82,9 @@ func withoutTaint(taints []corev1.Taint, key string) []corev1.Taint {
 
 // setTaints replaces a Node's taints, if the Node is still the one that was read.
 func setTaints(ctx context.Context, client kubernetes.Interface, n *corev1.Node, taints []corev1.Taint) error {
-	type operation struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		Value any    `json:"value"`
-	}
-	patch, err := json.Marshal([]operation{
-		{"test", "/metadata/resourceVersion", n.ResourceVersion},
-		{"replace", "/spec/taints", taints},
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/resourceVersion", "value": n.ResourceVersion},
+		{"op": "replace", "path": "/spec/taints", "value": taints},
 	})
 	if err != nil {
 		return fmt.Errorf("encode the taints of Node %s: %w", n.Name, err)

@@ -23,10 +23,7 @@ func MinorOf(v apiversion.Info) int {
 	if v.Major != "1" {
 		return 0
 	}
-	n, err := strconv.Atoi(strings.TrimRight(v.Minor, "+"))
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.Atoi(strings.TrimRight(v.Minor, "+")) // 0 where it is no number
 	return n
 }
 

@@ -93,32 +93,24 @@ type frames struct {
 	buffer []byte
 }
 
+// event reads the next message, which is valid until the next call.
 func (f *frames) event() (event, error) {
-	message, err := f.next()
-	if err != nil {
-		return event{}, err
-	}
-	return decodeEvent(message)
-}
-
-// next returns the next message, which is valid until the next call.
-func (f *frames) next() ([]byte, error) {
 	var prefix [4]byte
 	if _, err := io.ReadFull(f.in, prefix[:]); err != nil {
-		return nil, lost{err}
+		return event{}, lost{err}
 	}
 	length := int(binary.BigEndian.Uint32(prefix[:]))
 	if length >= maxObject {
-		return nil, tooLong(maxObject)
+		return event{}, tooLong(maxObject)
 	}
 	if length > cap(f.buffer) || cap(f.buffer) > listBuffer {
 		f.buffer = make([]byte, max(length, eventsBuffer))
 	}
 	message := f.buffer[:length]
 	if _, err := io.ReadFull(f.in, message); err != nil {
-		return nil, lost{err}
+		return event{}, lost{err}
 	}
-	return message, nil
+	return decodeEvent(message)
 }
 
 // decodeEvent decodes a WatchEvent (k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto).
