@@ -185,8 +185,7 @@ func (t *Tables) reached(s *Selection, c *nft.Contents) map[string]bool {
 		}
 	}
 	for _, p := range t.ports(s) {
-		for i := range p.Frontends {
-			f := &p.Frontends[i]
+		for _, f := range p.Frontends {
 			if f.Family != c.Table.Family || !t.selects(s, f) {
 				continue
 			}

@@ -91,8 +91,8 @@ func listsOf(p *ruleset.ServedPort) map[netip.AddrPort]inLists {
 			lists[a] = inLists{append(in.names, name), append(in.shares, float64(own)/float64(all))}
 		}
 	}
-	for i := range p.Frontends {
-		f, list := &p.Frontends[i], ExternalList
+	for _, f := range p.Frontends {
+		list := ExternalList
 		if f.ClusterIP {
 			list = InternalList
 		}

@@ -91,9 +91,9 @@ type Obstacle struct {
 // ServiceRows returns the selected Services, by namespace and name.
 func (t *Tables) ServiceRows(s Selection) []ServiceRow {
 	rows := []ServiceRow{}
-	for i := range t.services {
-		if t.selectsService(&s, &t.services[i]) {
-			rows = append(rows, t.serviceRow(&t.services[i]))
+	for _, svc := range t.services {
+		if t.selectsService(&s, svc) {
+			rows = append(rows, t.serviceRow(svc))
 		}
 	}
 	return rows
@@ -102,7 +102,7 @@ func (t *Tables) ServiceRows(s Selection) []ServiceRow {
 func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 	svc := s.Service
 	row := ServiceRow{
-		ClusterIPs: append([]netip.Addr{}, s.ClusterIPs...), ExternalAddresses: append([]netip.Addr{},
+		ClusterIPs: append([]netip.Addr{}, s.ClusterIPs()...), ExternalAddresses: append([]netip.Addr{},
 			slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs)...),
 		Ports: []PortRow{}, InternalTrafficPolicy: svc.InternalPolicy.String(),
 		ExternalTrafficPolicy:  svc.ExternalPolicy.String(),
@@ -111,8 +111,8 @@ func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 	row.Namespace, row.Name = svc.Name.Split()
 	maps.Insert(row.Options, svc.Options.All())
 	slices.SortFunc(row.ExternalAddresses, netip.Addr.Compare)
-	for i := range s.Ports {
-		p := t.portRow(&s.Ports[i])
+	for _, port := range s.Ports {
+		p := t.portRow(port)
 		row.Endpoints += p.Endpoints
 		row.LocalEndpoints += p.LocalEndpoints
 		row.Ports = append(row.Ports, p)
@@ -130,8 +130,8 @@ func (t *Tables) portRow(p *ruleset.ServedPort) PortRow {
 			row.LocalEndpoints++
 		}
 	}
-	for i := range p.Frontends {
-		row.Frontends = append(row.Frontends, frontendRow(&p.Frontends[i]))
+	for _, f := range p.Frontends {
+		row.Frontends = append(row.Frontends, frontendRow(f))
 	}
 	return row
 }
@@ -174,9 +174,8 @@ func obstacles(s *ruleset.Served) []Obstacle {
 			seen[p], list[i].Frontends = true, append(list[i].Frontends, p.frontend)
 		}
 	}
-	for i := range s.Ports {
-		for j := range s.Ports[i].Frontends {
-			f := &s.Ports[i].Frontends[j]
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
 			if o, stops := f.Fate.Obstacle(); stops {
 				add(o, f.Claim())
 			}

@@ -32,7 +32,7 @@ type Tables struct {
 
 	contents []*nft.Contents
 	// services are sorted by namespace and name.
-	services []ruleset.Served
+	services []*ruleset.Served
 	// nodePorts are the addresses that serve node ports, by the tables.
 	nodePorts service.NodePortAddresses
 }
@@ -42,7 +42,7 @@ type Tables struct {
 func NewTables(m *nft.Model, name string, node *service.Node) *Tables {
 	t := &Tables{nodePorts: ruleset.ReadBackConfig(m, name).NodePortAddresses}
 	t.Snapshot, t.services = ruleset.ReadServed(m, name, node)
-	slices.SortFunc(t.services, func(a, b ruleset.Served) int { return compareNames(a.Service.Name, b.Service.Name) })
+	slices.SortFunc(t.services, func(a, b *ruleset.Served) int { return compareNames(a.Service.Name, b.Service.Name) })
 	for _, f := range nft.Families() {
 		if c := m.Table(nft.TableID{Family: f, Name: name}); c != nil {
 			t.contents = append(t.contents, c)
@@ -61,8 +61,8 @@ func compareNames(a, b service.Name) int {
 // Names returns the names of the Services, sorted by namespace and name.
 func (t *Tables) Names() []service.Name {
 	names := make([]service.Name, len(t.services))
-	for i := range t.services {
-		names[i] = t.services[i].Service.Name
+	for i, s := range t.services {
+		names[i] = s.Service.Name
 	}
 	return names
 }
@@ -165,22 +165,21 @@ func (t *Tables) selectsService(s *Selection, svc *ruleset.Served) bool {
 	if !s.hasService(svc.Service.Name) {
 		return false
 	}
-	if s.Port == 0 && (!s.Address.IsValid() || slices.Contains(svc.ClusterIPs, s.Address)) {
+	if s.Port == 0 && (!s.Address.IsValid() || slices.Contains(svc.ClusterIPs(), s.Address)) {
 		return true
 	}
-	return slices.ContainsFunc(svc.Ports, func(p ruleset.ServedPort) bool { return t.selectsPort(s, &p) })
+	return slices.ContainsFunc(svc.Ports, func(p *ruleset.ServedPort) bool { return t.selectsPort(s, p) })
 }
 
 // ports yields the ports of the selected Services, also those of which the selection has no frontend.
 func (t *Tables) ports(s *Selection) iter.Seq2[*service.Service, *ruleset.ServedPort] {
 	return func(yield func(*service.Service, *ruleset.ServedPort) bool) {
-		for i := range t.services {
-			svc := &t.services[i]
+		for _, svc := range t.services {
 			if !s.hasService(svc.Service.Name) {
 				continue
 			}
-			for j := range svc.Ports {
-				if !yield(svc.Service, &svc.Ports[j]) {
+			for _, p := range svc.Ports {
+				if !yield(svc.Service, p) {
 					return
 				}
 			}
@@ -190,7 +189,7 @@ func (t *Tables) ports(s *Selection) iter.Seq2[*service.Service, *ruleset.Served
 
 // selectsPort says whether the selection has a frontend of the port.
 func (t *Tables) selectsPort(s *Selection, p *ruleset.ServedPort) bool {
-	return slices.ContainsFunc(p.Frontends, func(f ruleset.Frontend) bool { return t.selects(s, &f) })
+	return slices.ContainsFunc(p.Frontends, func(f *ruleset.Frontend) bool { return t.selects(s, f) })
 }
 
 // servesNodePorts says whether node ports can be reached at the address of the node.

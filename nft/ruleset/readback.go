@@ -93,11 +93,11 @@ func NamesIn(s *nft.SetContents) []service.Name {
 // readTables returns the snapshot, and what it was made of.
 func readTables(m *nft.Model, table string, node *service.Node) (service.Snapshot, *readback) {
 	r := &readback{
-		node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{},
+		node: node, services: map[service.Name]*Served{}, owners: map[service.Claim]service.Name{},
 		onNode: map[netip.Addr]bool{}, maybeOnNode: map[netip.Addr]bool{},
 	}
 	snapshot := service.Snapshot{Node: node}
-	var frontends []*servedFrontend
+	var frontends []*Frontend
 	var reached, here []netip.Prefix
 	for _, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
@@ -130,7 +130,8 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 		}
 	}
 	for name, s := range r.services {
-		svc := s.service(r)
+		s.join(r)
+		svc := s.Service
 		snapshot.Services = snapshot.Services.Set(name, svc)
 		if conflicts := claims.ConflictsBy(svc, func(c service.Claim) service.Name {
 			return r.owners[c]
@@ -147,7 +148,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 // readback collects the Services of both families.
 type readback struct {
 	node     *service.Node
-	services map[service.Name]*servedService
+	services map[service.Name]*Served
 	// names has the names that stand in cluster-ips, sorted.
 	names  []service.Name
 	owners map[service.Claim]service.Name
@@ -156,10 +157,10 @@ type readback struct {
 }
 
 // service returns the Service of that name, a new one the first time.
-func (r *readback) service(name service.Name) *servedService {
+func (r *readback) service(name service.Name) *Served {
 	s := r.services[name]
 	if s == nil {
-		s = &servedService{name: name}
+		s = &Served{Service: &service.Service{Name: name}}
 		r.services[name] = s
 	}
 	return s
@@ -191,7 +192,7 @@ func (r *readback) readClusterIPs(family nft.Family, c *nft.Contents) {
 }
 
 // addFrontend gives the frontend to its Service.
-func (r *readback) addFrontend(f *servedFrontend) {
+func (r *readback) addFrontend(f *Frontend) {
 	name, port := r.nameOf(f)
 	if !isName(name) {
 		return
@@ -206,7 +207,7 @@ func (r *readback) addFrontend(f *servedFrontend) {
 
 // nameOf reads the comment: the Service's name, and the text after it, which names
 // the port. It guesses the name if the comment was cut.
-func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
+func (r *readback) nameOf(f *Frontend) (name service.Name, port string) {
 	if at := strings.LastIndexByte(f.comment, ':'); at >= 0 {
 		return service.Name(f.comment[:at]), f.comment[at+1:]
 	}

@@ -13,41 +13,9 @@ import (
 	"nftproxy/nft"
 )
 
-// servedFrontend is a frontend as a table serves it. Of the Frontend, exported sets what its elements do not say
-// by themselves.
-type servedFrontend struct {
-	Frontend
-	// comment is the element's, without alsoClusterIPOf. commentCut says that the
-	// element's comment was cut.
-	comment    string
-	commentCut bool
-	// alsoClusterIP says that Addr is a cluster IP of the Service, which another
-	// Service has.
-	alsoClusterIP bool
-
-	// list has the Sources without the load balancer's own addresses, and by is the comment that names the Service whose
-	// firewall it is.
-	list *service.Sources
-	by   string
-	// twoLists says that outsiders get the list Local, and all others the list Cluster. Else all get Cluster.
-	twoLists bool
-	// balance says how packets draw an endpoint.
-	balance service.Balance
-	// timeouts are those that connections get.
-	timeouts service.Timeouts
-	// localOnly says that clients are remembered in the list of endpoints on the node.
-	localOnly bool
-	// reader has the elements of the frontend, by key.
-	reader *frontendReader
-	key    nft.Value
-	// servicePort is the Service's port. A node port has it from the names of clients'
-	// maps and chains; 0 if there are none.
-	servicePort uint16
-}
-
 // readFrontends reads all frontends of one table.
-func readFrontends(f nft.Family, c *nft.Contents) []*servedFrontend {
-	var frontends []*servedFrontend
+func readFrontends(f nft.Family, c *nft.Contents) []*Frontend {
+	var frontends []*Frontend
 	sources, itself := readSources(c, f), readItself(c, f)
 	for _, a := range accessWithRanges() {
 		r := &frontendReader{
@@ -75,9 +43,8 @@ type frontendReader struct {
 	itself  map[nft.Value][]netip.Prefix
 }
 
-func (r *frontendReader) read(element nft.Element) *servedFrontend {
-	f := &servedFrontend{Frontend: Frontend{Family: r.family}, commentCut: isCut(element.Comment), reader: r,
-		key: element.Key}
+func (r *frontendReader) read(element nft.Element) *Frontend {
+	f := &Frontend{Family: r.family, commentCut: isCut(element.Comment), reader: r, key: element.Key}
 	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
 	claim := r.claimOf(r.family, element.Key)
 	if f.Protocol, f.Port = claim.Protocol, claim.Port; r.key[0] == nft.Daddr {
@@ -141,7 +108,7 @@ func (r *frontendReader) fate(verdict nft.Verdict, key nft.Value) obstacle.Fate 
 
 // failover is what the Service asks for where the node has no endpoint for clients outside, as far as the frontend
 // shows it.
-func (f *servedFrontend) failover() service.Failover {
+func (f *Frontend) failover() service.Failover {
 	switch {
 	case f.Fate == obstacle.Passed, f.Fate == obstacle.PassedOutside:
 		return service.FailoverPass

@@ -14,26 +14,10 @@ import (
 	"nftproxy/nft"
 )
 
-// servedService is one Service as the tables serve it.
-type servedService struct {
-	name service.Name
-	// clusterIPs has those of each family that the tables name.
-	clusterIPs ip.PerFamily[[]netip.Addr]
-	ports      []*servedPort
-}
-
-// servedPort is a port with its frontends in both families.
-type servedPort struct {
-	service.Port
-	// text is the port's text in comments: its name or number, cut or whole.
-	text      string
-	frontends []*servedFrontend
-}
-
 // addFrontend adds a frontend to its port. text is the port's text in the frontend's
 // comment. Frontends by address come before node ports.
-func (s *servedService) addFrontend(f *servedFrontend, text string) {
-	var p *servedPort
+func (s *Served) addFrontend(f *Frontend, text string) {
+	var p *ServedPort
 	if f.IsNodePort() {
 		p = s.portOfNodePort(f, text)
 	} else {
@@ -41,20 +25,20 @@ func (s *servedService) addFrontend(f *servedFrontend, text string) {
 	}
 	if p == nil {
 		p = newServedPort(f, text)
-		s.ports = append(s.ports, p)
+		s.Ports = append(s.Ports, p)
 	}
 	if p.Port.Port == 0 && !p.IsRange() {
 		p.Port.Port = f.servicePort // the other family's node port did not tell it
 	}
-	p.frontends = append(p.frontends, f)
+	p.Frontends = append(p.Frontends, f)
 	if f.IsNodePort() {
 		p.NodePort = f.Port
 	}
 }
 
 // portOfAddress finds the port by its number; nil if it is new.
-func (s *servedService) portOfAddress(f *servedFrontend) *servedPort {
-	for _, p := range s.ports {
+func (s *Served) portOfAddress(f *Frontend) *ServedPort {
+	for _, p := range s.Ports {
 		if p.Protocol == f.Protocol && p.Port.Port == f.Port && p.IsRange() == (f.Ranges != "") {
 			return p
 		}
@@ -65,9 +49,9 @@ func (s *servedService) portOfAddress(f *servedFrontend) *servedPort {
 // portOfNodePort finds the port by its node port, which the other family may have
 // told, or by its text; nil if it is new. Of several ports with the same text, which
 // was cut, it takes one with the same endpoints, or else the first.
-func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPort {
-	var sameText []*servedPort
-	for _, p := range s.ports {
+func (s *Served) portOfNodePort(f *Frontend, text string) *ServedPort {
+	var sameText []*ServedPort
+	for _, p := range s.Ports {
 		switch {
 		case p.Protocol != f.Protocol, p.IsRange():
 		case p.NodePort == f.Port:
@@ -77,7 +61,7 @@ func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPo
 		}
 	}
 	for _, p := range sameText {
-		if slices.ContainsFunc(p.frontends, func(o *servedFrontend) bool { return slices.Equal(o.Cluster, f.Cluster) }) {
+		if slices.ContainsFunc(p.Frontends, func(o *Frontend) bool { return slices.Equal(o.Cluster, f.Cluster) }) {
 			return p
 		}
 	}
@@ -89,8 +73,8 @@ func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPo
 
 // newServedPort makes the port of its first frontend. The number of a node port's port
 // is in the text, if that is a number, or else the frontend's.
-func newServedPort(f *servedFrontend, text string) *servedPort {
-	p := &servedPort{Port: service.Port{Name: text, Protocol: f.Protocol, Port: f.servicePort}, text: text}
+func newServedPort(f *Frontend, text string) *ServedPort {
+	p := &ServedPort{Port: &service.Port{Name: text, Protocol: f.Protocol, Port: f.servicePort}, text: text}
 	if n, err := strconv.ParseUint(text, 10, 16); f.IsNodePort() && err == nil {
 		p.Port.Port = uint16(n)
 	}
@@ -101,9 +85,9 @@ func newServedPort(f *servedFrontend, text string) *servedPort {
 	return p
 }
 
-// service makes the Service: addresses first, then policies, then endpoints.
-func (s *servedService) service(r *readback) *service.Service {
-	svc := &service.Service{Name: s.name}
+// join makes the Service of its frontends: addresses first, then policies, then endpoints.
+func (s *Served) join(r *readback) {
+	svc := s.Service
 	s.setAddresses(svc)
 	s.setFirewall(svc, r.node)
 	for f := range s.frontends() {
@@ -114,27 +98,25 @@ func (s *servedService) service(r *readback) *service.Service {
 		svc.Options.SetTimeouts(f.timeouts)
 	}
 	svc.InternalPolicy = s.internalPolicy(svc)
-	slices.SortStableFunc(s.ports, func(a, b *servedPort) int {
-		return cmp.Compare(rangeOrder(&a.Port), rangeOrder(&b.Port))
+	slices.SortStableFunc(s.Ports, func(a, b *ServedPort) int {
+		return cmp.Compare(rangeOrder(a.Port), rangeOrder(b.Port))
 	})
-	for _, p := range s.ports {
-		port := p.Port
+	for _, p := range s.Ports {
 		var endpoints []service.Endpoint
 		for _, family := range ip.Families() {
 			endpoints = append(endpoints, p.inFamily(svc, family).endpoints(r, svc, family)...)
 		}
-		port.Endpoints = service.MergeEndpoints(endpoints)
-		svc.Ports = append(svc.Ports, port)
+		p.Endpoints = service.MergeEndpoints(endpoints)
+		svc.Ports = append(svc.Ports, *p.Port)
 	}
 	svc.Options.PortRanges = service.NewRangesByProtocol(func(protocol service.Protocol) service.PortRanges {
-		for _, p := range s.ports {
+		for _, p := range s.Ports {
 			if p.Protocol == protocol && p.IsRange() {
 				return p.Ranges
 			}
 		}
 		return ""
 	})
-	return svc
 }
 
 // rangeOrder sorts ranges behind other ports, by their protocols.
@@ -147,7 +129,7 @@ func rangeOrder(p *service.Port) int {
 
 // setAddresses sets the cluster IPs of each family in which the Service has a
 // frontend. All other addresses are external IPs, until setFirewall.
-func (s *servedService) setAddresses(svc *service.Service) {
+func (s *Served) setAddresses(svc *service.Service) {
 	var served ip.PerFamily[bool]
 	for f := range s.frontends() {
 		*served.Of(f.Family) = true
@@ -178,10 +160,10 @@ func unknownClusterIP(family ip.Family) netip.Addr {
 
 // setFirewall makes the addresses load balancers' at which the Service's own source
 // ranges restrict all of its ports, unless they are the ranges of node ports and external IPs.
-func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
+func (s *Served) setFirewall(svc *service.Service, node *service.Node) {
 	direct := s.directSources(svc, node)
 	otherwise, lists := map[netip.Addr]bool{}, map[*service.Sources]bool{}
-	balanced := func(f *servedFrontend) bool {
+	balanced := func(f *Frontend) bool {
 		ranges := *direct.Of(f.Family)
 		return f.restrictedByItself() && !f.IsNodePort() && (ranges == nil || f.Sources != f.list || !f.listIs(ranges))
 	}
@@ -219,7 +201,7 @@ func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
 // open to all. Node ports tell them. So does an address that may not reach itself where a load balancer's could.
 // Without these, and with two lists and no address that is open, it is the list which has all of the other: load
 // balancers' addresses have what is in both. One list alone may as well be the load balancers'.
-func (s *servedService) directSources(svc *service.Service,
+func (s *Served) directSources(svc *service.Service,
 	node *service.Node) (direct ip.PerFamily[*service.Sources]) {
 	var open, told ip.PerFamily[bool]
 	for f := range s.frontends() {
@@ -249,7 +231,7 @@ func (s *servedService) directSources(svc *service.Service,
 }
 
 // unlikeBalancer says that the address cannot reach itself, though a load balancer's address with these ranges could.
-func (f *servedFrontend) unlikeBalancer(node *service.Node) bool {
+func (f *Frontend) unlikeBalancer(node *service.Node) bool {
 	wall := service.Firewall{Sources: f.list, Addresses: []netip.Addr{f.Addr}}
 	return node != nil && f.Sources == f.list && len(wall.Itself(node, f.Family)) > 0
 }
@@ -271,15 +253,15 @@ func inBothFamilies(of ip.PerFamily[*service.Sources]) *service.Sources {
 }
 
 // listIs says whether the frontend's list of ranges is this one.
-func (f *servedFrontend) listIs(s *service.Sources) bool {
+func (f *Frontend) listIs(s *service.Sources) bool {
 	return f.list.Digest(f.Family) == s.Digest(f.Family)
 }
 
 // restrictedByItself says whether the firewall is that of the frontend's Service.
-func (f *servedFrontend) restrictedByItself() bool { return f.Sources != nil && f.by == f.comment }
+func (f *Frontend) restrictedByItself() bool { return f.Sources != nil && f.by == f.comment }
 
 // restrictions returns the restrictions by other Services; nil for none.
-func (s *servedService) restrictions(svc *service.Service) *service.Restrictions {
+func (s *Served) restrictions(svc *service.Service) *service.Restrictions {
 	var list []service.Restriction
 	for f := range s.frontends() {
 		if _, _, own := svc.FirewallAt(f.Claim(), nil); f.Sources != nil && !own {
@@ -293,10 +275,10 @@ func (s *servedService) restrictions(svc *service.Service) *service.Restrictions
 }
 
 // frontends yields the frontends of all ports.
-func (s *servedService) frontends() func(yield func(*servedFrontend) bool) {
-	return func(yield func(*servedFrontend) bool) {
-		for _, p := range s.ports {
-			for _, f := range p.frontends {
+func (s *Served) frontends() func(yield func(*Frontend) bool) {
+	return func(yield func(*Frontend) bool) {
+		for _, p := range s.Ports {
+			for _, f := range p.Frontends {
 				if !yield(f) {
 					return
 				}
@@ -308,11 +290,11 @@ func (s *servedService) frontends() func(yield func(*servedFrontend) bool) {
 // portInFamily has the frontends of a port in one family that tell its endpoints. One
 // is nil if the port has no such frontend.
 type portInFamily struct {
-	internal, external *servedFrontend
+	internal, external *Frontend
 }
 
-func (p *servedPort) inFamily(svc *service.Service, family ip.Family) (in portInFamily) {
-	for _, f := range p.frontends {
+func (p *ServedPort) inFamily(svc *service.Service, family ip.Family) (in portInFamily) {
+	for _, f := range p.Frontends {
 		switch {
 		case f.Family != family:
 		case slices.Contains(svc.ClusterIPs, f.Addr):
@@ -325,8 +307,8 @@ func (p *servedPort) inFamily(svc *service.Service, family ip.Family) (in portIn
 }
 
 // internalPolicy is Local if a port shows it. Else Cluster makes the same rules.
-func (s *servedService) internalPolicy(svc *service.Service) service.TrafficPolicy {
-	for _, p := range s.ports {
+func (s *Served) internalPolicy(svc *service.Service) service.TrafficPolicy {
+	for _, p := range s.Ports {
 		for _, family := range ip.Families() {
 			if p.inFamily(svc, family).showsInternalLocal() {
 				return service.Local

@@ -31,8 +31,7 @@ func TestServedAgainstInterpreter(t *testing.T) {
 		snapshot, all := ruleset.ReadServed(m, cfg.Table, s.Node)
 		for i := range all {
 			for _, p := range all[i].Ports {
-				for j := range p.Frontends {
-					f := &p.Frontends[j]
+				for _, f := range p.Frontends {
 					n := share.Count(all[i].Service, p.Port, snapshot.Node, f.Family)
 					fate := obstacle.FateAt(all[i].Service, f.Claim(), n.Anywhere(), n.Local > 0)
 					// Tables do not tell the endpoints of other nodes behind a cluster IP with policy Local.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -15,11 +16,11 @@ import (
 type Served struct {
 	// Service is the Service of ReadBack's snapshot.
 	Service *service.Service
-	// ClusterIPs are those of the Service's that the tables name; Service may have
+	// clusterIPs are those of each family that the tables name; Service may have
 	// another one that stands for an unknown one.
-	ClusterIPs []netip.Addr
+	clusterIPs ip.PerFamily[[]netip.Addr]
 	// Ports are the Service's, in the same order.
-	Ports []ServedPort
+	Ports []*ServedPort
 	// Lost are the claims that the Service does not get, in the order of the claims.
 	Lost []LostClaim
 }
@@ -28,8 +29,10 @@ type Served struct {
 type ServedPort struct {
 	// Port is the Service's.
 	*service.Port
+	// text is the port's text in comments: its name or number, cut or whole.
+	text string
 	// Frontends are sorted: IPv4 first, addresses before node ports.
-	Frontends []Frontend
+	Frontends []*Frontend
 	// Clients are the maps that remember the port's clients, in the order of the
 	// families. There are none without session affinity.
 	Clients []ClientMap
@@ -69,7 +72,36 @@ type Frontend struct {
 	// Chains are the chains that the frontend's elements lead to, each once, in the order in which
 	// a packet meets them.
 	Chains []string
+
+	// comment is the element's, without alsoClusterIPOf. commentCut says that the
+	// element's comment was cut.
+	comment    string
+	commentCut bool
+	// alsoClusterIP says that Addr is a cluster IP of the Service, which another
+	// Service has.
+	alsoClusterIP bool
+	// list has the Sources without the load balancer's own addresses, and by is the comment that names the Service whose
+	// firewall it is.
+	list *service.Sources
+	by   string
+	// twoLists says that outsiders get the list Local, and all others the list Cluster. Else all get Cluster.
+	twoLists bool
+	// balance says how packets draw an endpoint.
+	balance service.Balance
+	// timeouts are those that connections get.
+	timeouts service.Timeouts
+	// localOnly says that clients are remembered in the list of endpoints on the node.
+	localOnly bool
+	// reader has the elements of the frontend, by key.
+	reader *frontendReader
+	key    nft.Value
+	// servicePort is the Service's port. A node port has it from the names of clients'
+	// maps and chains; 0 if there are none.
+	servicePort uint16
 }
+
+// ClusterIPs returns the cluster IPs of the Service that the tables name.
+func (s *Served) ClusterIPs() []netip.Addr { return slices.Concat(s.clusterIPs[:]...) }
 
 // IsNodePort reports whether the frontend is a node port.
 func (f *Frontend) IsNodePort() bool { return !f.Addr.IsValid() }
@@ -93,41 +125,38 @@ type ClientMap struct {
 // ReadServed reads the same as ReadBack, whose comment says which facts are exact. It also returns
 // how each Service is served, sorted by name. All of this is exact except the names that ReadBack
 // guesses. Its cost grows with the tables.
-func ReadServed(m *nft.Model, table string, node *service.Node) (service.Snapshot, []Served) {
+func ReadServed(m *nft.Model, table string, node *service.Node) (service.Snapshot, []*Served) {
 	snapshot, r := readTables(m, table, node)
-	all := make([]Served, 0, len(r.services))
-	for name, svc := range snapshot.Services.All() {
+	all := make([]*Served, 0, len(r.services))
+	for name := range snapshot.Services.All() {
 		s := r.services[name]
-		served := Served{Service: svc, ClusterIPs: slices.Concat(s.clusterIPs[0], s.clusterIPs[1])}
-		for i, p := range s.ports {
-			served.Ports = append(served.Ports, p.served(svc, i))
+		for _, p := range s.Ports {
+			p.complete(s.Service)
 		}
 		for c := range snapshot.Conflicts.At(name).All() {
-			served.Lost = append(served.Lost, LostClaim{c.Claim, r.owners[c.Claim]})
+			s.Lost = append(s.Lost, LostClaim{c.Claim, r.owners[c.Claim]})
 		}
-		all = append(all, served)
+		all = append(all, s)
 	}
 	return snapshot, all
 }
 
-// served makes the exported form of the i-th port of the Service.
-func (p *servedPort) served(svc *service.Service, i int) ServedPort {
-	served := ServedPort{Port: &svc.Ports[i]}
-	for _, f := range p.frontends {
-		served.Frontends = append(served.Frontends, f.exported(svc))
+// complete adds what only commands need, and sorts.
+func (p *ServedPort) complete(svc *service.Service) {
+	for _, f := range p.Frontends {
+		f.complete(svc)
 		for _, m := range f.clientMaps() {
-			if !slices.ContainsFunc(served.Clients, func(o ClientMap) bool {
+			if !slices.ContainsFunc(p.Clients, func(o ClientMap) bool {
 				return o.Table == m.Table && o.Set.Name == m.Set.Name
 			}) {
-				served.Clients = append(served.Clients, m)
+				p.Clients = append(p.Clients, m)
 			}
 		}
 	}
-	slices.SortStableFunc(served.Frontends, func(a, b Frontend) int {
+	slices.SortStableFunc(p.Frontends, func(a, b *Frontend) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.kind(), b.kind()), a.Addr.Compare(b.Addr))
 	})
-	slices.SortStableFunc(served.Clients, func(a, b ClientMap) int { return cmp.Compare(a.Table.Family, b.Table.Family) })
-	return served
+	slices.SortStableFunc(p.Clients, func(a, b ClientMap) int { return cmp.Compare(a.Table.Family, b.Table.Family) })
 }
 
 // kind orders the frontends of a family: cluster IPs first, node ports last.
@@ -141,21 +170,19 @@ func (f *Frontend) kind() int {
 	return 1
 }
 
-func (f *servedFrontend) exported(svc *service.Service) Frontend {
-	e := f.Frontend
-	e.ClusterIP, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), f.chains()
-	e.Split = f.twoLists && f.failover() != service.FailoverCluster
-	if f.Sources != nil {
-		e.SourcesOf = svc.Name
-		if !f.restrictedByItself() {
-			e.SourcesOf = service.Name(f.by)
-		}
+// complete sets what the elements of the frontend do not say by themselves.
+func (f *Frontend) complete(svc *service.Service) {
+	f.ClusterIP, f.Chains = slices.Contains(svc.ClusterIPs, f.Addr), f.chains()
+	f.Split = f.twoLists && f.failover() != service.FailoverCluster
+	if f.restrictedByItself() {
+		f.SourcesOf = svc.Name
+	} else if f.Sources != nil {
+		f.SourcesOf = service.Name(f.by)
 	}
-	return e
 }
 
 // clientMaps returns the maps that remember the frontend's clients.
-func (f *servedFrontend) clientMaps() []ClientMap {
+func (f *Frontend) clientMaps() []ClientMap {
 	var found []ClientMap
 	r := f.reader
 	for from, to := range rememberingRules(r.contents.Chains[r.element(r.learners, f.key).Verdict.Chain]) {
@@ -168,7 +195,7 @@ func (f *servedFrontend) clientMaps() []ClientMap {
 
 // chains returns the chains that the frontend's elements lead to, in the order in which a
 // packet comes to them, each once.
-func (f *servedFrontend) chains() []string {
+func (f *Frontend) chains() []string {
 	var chains []string
 	for _, set := range []string{portRanges, f.reader.verdicts, f.reader.restricted, f.reader.localVerdicts,
 		f.reader.clusterVerdicts, f.reader.learners} {
