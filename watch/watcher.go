@@ -114,7 +114,7 @@ type Watcher struct {
 	// of now, or of the last look that found no difference to that update's snapshot.
 	counted, covered service.Changes
 	// starts follows new endpoints, with Options.SlowStart. grows is when they have more of their weight; zero for never.
-	starts share.Tracker
+	starts share.SlowStarts
 	grows  time.Time
 }
 

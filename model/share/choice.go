@@ -1,5 +1,5 @@
 // Package share decides who serves: which endpoints of a service get new connections on a node, and which share of them
-// each one gets, by weights, by hashes of clients, and by how new it is. All functions are pure, and a Tracker reads no
+// each one gets, by weights, by hashes of clients, and by how new it is. All functions are pure, and SlowStarts read no
 // clock, so that all nodes of a cluster come to the same result where they see the same endpoints.
 //
 // It knows services as values (model/service). It knows neither who has an address (model/claims) nor how a packet

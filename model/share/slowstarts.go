@@ -12,7 +12,7 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Tick is the least time from one step of a Tracker to the next: the steps of all Services that are due in it come
+// Tick is the least time from one step of SlowStarts to the next: the steps of all Services that are due in it come
 // together, as one change.
 const Tick = time.Second
 
@@ -23,10 +23,10 @@ const (
 	MaxGrowingOfNamespace = MaxGrowing / 4
 )
 
-// Tracker decides which endpoints of Services are new, and which part of their weight they have by now. Somebody always
-// has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest, and all
-// of them in the end. A Tracker follows the snapshots of one process. The endpoints of the first one are not new.
-type Tracker struct {
+// SlowStarts decide which endpoints of Services are new, and which part of their weight they have by now. Somebody
+// always has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest, and
+// all of them in the end. SlowStarts follow the snapshots of one process. The endpoints of the first one are not new.
+type SlowStarts struct {
 	last service.Snapshot
 	// fresh has the Services with new endpoints; nil before the first snapshot.
 	fresh map[service.Name]*fresh
@@ -53,7 +53,7 @@ type fresh struct {
 // no Service has changed; it is zero if nothing grows. refused has the Services that are beyond the bounds with
 // endpoints that came now, and were within them with those that came before. Between two ticks the cost grows with the
 // change.
-func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growing service.Adjustments, next time.Time,
+func (t *SlowStarts) Follow(s service.Snapshot, now time.Time) (growing service.Adjustments, next time.Time,
 	refused []service.Name) {
 	var touched []service.Name
 	if t.fresh == nil {
@@ -91,7 +91,7 @@ func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growing service.Adj
 }
 
 // step finds the present steps of Services.
-func (t *Tracker) step(names []service.Name, now time.Time) {
+func (t *SlowStarts) step(names []service.Name, now time.Time) {
 	edits := map[service.Name]*service.Adjusted{}
 	for _, name := range names {
 		edits[name] = nil
@@ -99,7 +99,7 @@ func (t *Tracker) step(names []service.Name, now time.Time) {
 		if f == nil {
 			continue
 		}
-		if edits[name] = f.growing(t.last.Services.At(name), now); len(f.since) == 0 {
+		if edits[name] = f.advance(t.last.Services.At(name), now); len(f.since) == 0 {
 			t.forget(name)
 			continue
 		}
@@ -112,7 +112,7 @@ func (t *Tracker) step(names []service.Name, now time.Time) {
 }
 
 // wake has the tick at or after a time, unless there is an earlier one.
-func (t *Tracker) wake(due time.Time) {
+func (t *SlowStarts) wake(due time.Time) {
 	at := due // by Add, so that it keeps the monotonic clock's reading
 	if past := due.Sub(due.Truncate(Tick)); past > 0 {
 		at = due.Add(Tick - past)
@@ -122,14 +122,14 @@ func (t *Tracker) wake(due time.Time) {
 	}
 }
 
-func (t *Tracker) forget(name service.Name) {
+func (t *SlowStarts) forget(name service.Name) {
 	if f := t.fresh[name]; f != nil {
 		t.resize(name, f, 0)
 		delete(t.fresh, name)
 	}
 }
 
-func (t *Tracker) resize(name service.Name, f *fresh, size int) {
+func (t *SlowStarts) resize(name service.Name, f *fresh, size int) {
 	namespace, _ := name.Split()
 	t.all += size - f.size
 	if t.of[namespace] += size - f.size; t.of[namespace] == 0 {
@@ -140,7 +140,7 @@ func (t *Tracker) resize(name service.Name, f *fresh, size int) {
 
 // follow notes which endpoints of a Service get new connections now and did not before. It forgets the Service if it
 // has new ones beyond the bounds, and says so the first time.
-func (t *Tracker) follow(name service.Name, old, s *service.Service, now time.Time) (refused bool) {
+func (t *SlowStarts) follow(name service.Name, old, s *service.Service, now time.Time) (refused bool) {
 	f := t.fresh[name]
 	if f == nil {
 		f = &fresh{since: map[service.PortEndpoint]time.Time{}}
@@ -187,11 +187,11 @@ func portOf(p *service.Port) service.PortEndpoint { return p.At(netip.AddrPort{}
 
 func takes(e *service.Endpoint) bool { return e.TakesNew() && !e.Drained() }
 
-// growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. An endpoint has a
+// advance returns the growing endpoints of a Service, sorted, and forgets those that have grown. An endpoint has a
 // quarter of its weight in the first half of the time, and a half in the second. The greatest part that any ready
 // endpoint of a port and family has counts as the whole there: so endpoints that are equally new do not wait. It notes
 // when the first of them has more.
-func (f *fresh) growing(s *service.Service, now time.Time) *service.Adjusted {
+func (f *fresh) advance(s *service.Service, now time.Time) *service.Adjusted {
 	var list []service.Adjustment
 	whole, since := s.Options.SlowStart, map[service.PortEndpoint]time.Time{}
 	f.due = time.Time{}
@@ -234,4 +234,4 @@ func (f *fresh) growing(s *service.Service, now time.Time) *service.Adjusted {
 }
 
 // Growing is the number of Services that have new endpoints.
-func (t *Tracker) Growing() int { return len(t.fresh) }
+func (t *SlowStarts) Growing() int { return len(t.fresh) }

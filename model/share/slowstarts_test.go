@@ -15,9 +15,9 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestTracker: endpoints that come beside others grow in two steps; the first snapshot, endpoints that are equally new
-// and a Service that asks for nothing do not wait.
-func TestTracker(t *testing.T) {
+// TestSlowStarts: endpoints that come beside others grow in two steps; the first snapshot, endpoints that are equally
+// new and a Service that asks for nothing do not wait.
+func TestSlowStarts(t *testing.T) {
 	t0 := time.Unix(1_800_000_000, 0)
 	cluster := func(web string, plain string) service.Snapshot {
 		text := "node n1\n"
@@ -43,7 +43,7 @@ func TestTracker(t *testing.T) {
 		return s
 	}
 	builder := snapshots.NewBuilder(service.Node{Name: "n1"})
-	var tracker share.Tracker
+	var starts share.SlowStarts
 	for i, step := range []struct {
 		at         int // seconds
 		web, plain string
@@ -83,7 +83,7 @@ func TestTracker(t *testing.T) {
 			}
 			builder.Set(s)
 		}
-		growth, next, refused := tracker.Follow(builder.Snapshot(), now)
+		growth, next, refused := starts.Follow(builder.Snapshot(), now)
 		if len(refused) > 0 {
 			t.Errorf("step %d: refused %v", i, refused)
 		}
@@ -110,25 +110,25 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestTrackerRandom: whatever comes and goes, and however late the tracker is called. A port never has growing
+// TestSlowStartsRandom: whatever comes and goes, and however late Follow is called. A port never has growing
 // endpoints only; only Services that ask for it have any, for no longer than they ask for and the next tick, and within
 // the bounds; of two endpoints the older never has the smaller part; the next call is asked for at a whole second that
 // the step needs; and in the end nothing grows.
-func TestTrackerRandom(t *testing.T) {
+func TestSlowStartsRandom(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		builder, now := snapshots.NewBuilder(service.Node{Name: "n1"}), time.Unix(1_800_000_000, 0)
-		var tracker share.Tracker
+		var starts share.SlowStarts
 		var next time.Time
 		check := func() {
 			t.Helper()
-			growth, due, refused := tracker.Follow(builder.Snapshot(), now)
+			growth, due, refused := starts.Follow(builder.Snapshot(), now)
 			builder.SetGrowing(growth)
 			next = due
 			seen["refused"] += len(refused)
 			snapshot, total := builder.Snapshot(), 0
-			if followed := tracker.Growing(); (followed > 0) != !due.IsZero() || growth.Len() > followed {
+			if followed := starts.Growing(); (followed > 0) != !due.IsZero() || growth.Len() > followed {
 				t.Fatalf("seed %d: %d Services have growing endpoints, %d are followed, and the next step is due at %v", seed,
 					growth.Len(), followed, due)
 			}
@@ -204,8 +204,8 @@ func TestTrackerRandom(t *testing.T) {
 				t.Fatalf("seed %d: nothing grows any more, and %s differs from what it asks for", seed, name)
 			}
 		}
-		if tracker.Growing() != 0 {
-			t.Fatalf("seed %d: %d Services are followed in the end", seed, tracker.Growing())
+		if starts.Growing() != 0 {
+			t.Fatalf("seed %d: %d Services are followed in the end", seed, starts.Growing())
 		}
 	}
 	for _, what := range []string{"part 1/4", "part 2/4", "refused"} {
