@@ -32,8 +32,8 @@ type Builder struct {
 	sourceLists quota[sourceListKey]
 	rangeLists  quota[rangeListKey]
 	claims      *claims.Book
-	// told are the adjustments by SetAdjustments, and growing those by SetGrowing.
-	told, growing service.Adjustments
+	// ejected are the adjustments by SetAdjustments, and growing those by SetGrowing.
+	ejected, growing service.Adjustments
 }
 
 // NewBuilder starts from a snapshot without services, with the default bounds (model/service/bounds.go).
@@ -255,7 +255,7 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 		if !b.rangeLists.admits(s) {
 			served, unserved = withoutRanges(served), &service.UnservedRanges{Limit: b.rangeLists.limit}
 		}
-		list = b.told.At(name).Over(b.growing.At(name))
+		list = b.ejected.At(name).Over(b.growing.At(name))
 		if adjusted := share.Adjusted(served, list); adjusted != served {
 			served = fitted(adjusted, b.limit)
 		}
@@ -298,7 +298,7 @@ func (b *Builder) SetReserved(r claims.Reserved) { b.claims.SetReserved(r) }
 
 // SetAdjustments replaces what was found out about endpoints. A service that is in both with the same pointer costs
 // nothing, and one with the same adjustments little.
-func (b *Builder) SetAdjustments(a service.Adjustments) { b.readjust(&b.told, a) }
+func (b *Builder) SetAdjustments(a service.Adjustments) { b.readjust(&b.ejected, a) }
 
 // SetGrowing replaces the growing endpoints, likewise. SetAdjustments takes precedence.
 func (b *Builder) SetGrowing(a service.Adjustments) { b.readjust(&b.growing, a) }
