@@ -89,7 +89,7 @@ type Service struct {
 	// endpoints of its own; 0 for none.
 	HealthCheckNodePort uint16
 	Ports               []Port
-	// SlotLimit, if not 0, is the greatest number of slots of each list of endpoints (MaxSlots): the Builder sets it where
+	// SlotLimit, if not 0, is the greatest number of slots of each list of endpoints: the Builder sets it where
 	// more would exceed the bound on one service.
 	SlotLimit int
 	// OtherPorts are ports of its EndpointSlices that no port of the Service takes, MaxOtherPorts at most, sorted. It is

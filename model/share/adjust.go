@@ -5,10 +5,10 @@ import (
 	"nftproxy/model/sorted"
 )
 
-// Adjusted returns a service with the shares that its endpoints have; the service itself if it has none of them. One
+// Apply returns a service with the shares that its endpoints have; the service itself if it has none of them. One
 // that is not ready is not left out. A port that is ranges does without what no other port has, and its endpoints grow
 // on their own.
-func Adjusted(s *service.Service, list *service.Adjusted) *service.Service {
+func Apply(s *service.Service, list *service.Adjusted) *service.Service {
 	share := func(e *service.Endpoint, a service.Adjustment) service.Share {
 		if e.Drained() && a.Share != service.NoShare || !e.Ready && a.Share == service.NoShare {
 			return e.Share

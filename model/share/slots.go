@@ -190,19 +190,19 @@ func walkOf[Name ~string](name Name, size int) walk {
 
 func (w *walk) step(size int) { w.at = (w.at + w.skip) % size }
 
-// MaxSlots returns the greatest number of slots that a service's lists of endpoints may have.
-func MaxSlots(s *service.Service) int {
+// SlotLimit returns the greatest number of slots that a service's lists of endpoints may have.
+func SlotLimit(s *service.Service) int {
 	if s.SlotLimit == 0 {
 		return MaxSize
 	}
 	return s.SlotLimit
 }
 
-// Slots returns the greatest number of slots that a list of the port's endpoints of a family may have on any node:
+// MostSlots returns the greatest number of slots that a list of the port's endpoints of a family may have on any node:
 // a list of fewer endpoints never has more.
-func Slots(s *service.Service, p *service.Port, family ip.Family) int {
+func MostSlots(s *service.Service, p *service.Port, family ip.Family) int {
 	n := p.Count(family)
-	switch size := TableSize(n, MaxSlots(s)); {
+	switch size := TableSize(n, SlotLimit(s)); {
 	case s.SlotLimit == service.NoSlots:
 		return n
 	case s.Options.Balance != service.ByRandom:
@@ -216,5 +216,5 @@ func Slots(s *service.Service, p *service.Port, family ip.Family) int {
 			weights = append(weights, e.Quarters())
 		}
 	}
-	return max(n, DrawnSize(weights, MaxSlots(s)))
+	return max(n, DrawnSize(weights, SlotLimit(s)))
 }

@@ -235,5 +235,5 @@ func fitted(s *service.Service, limit int) *service.Service {
 
 // slotsOf is the size of lists with the slots that a service has.
 func slotsOf(s *service.Service) sizeOf {
-	return func(p *service.Port, family ip.Family) int { return share.Slots(s, p, family) }
+	return func(p *service.Port, family ip.Family) int { return share.MostSlots(s, p, family) }
 }

@@ -256,7 +256,7 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 			served, unserved = withoutRanges(served), &service.UnservedRanges{Limit: b.rangeLists.limit}
 		}
 		list = b.ejected.At(name).Over(b.growing.At(name))
-		if adjusted := share.Adjusted(served, list); adjusted != served {
+		if adjusted := share.Apply(served, list); adjusted != served {
 			served = fitted(adjusted, b.limit)
 		}
 	}

@@ -28,7 +28,7 @@ func hashing(namespace, name string, created, ports, endpoints int) *service.Ser
 func slotted(s *service.Service) int {
 	n := len(s.ClusterIPs)
 	for i := range s.Ports {
-		n += 1 + share.Slots(s, &s.Ports[i], ip.V4)
+		n += 1 + share.MostSlots(s, &s.Ports[i], ip.V4)
 	}
 	return n
 }

@@ -50,7 +50,7 @@ func FrontendSets() []string { return []string{services, nodePorts, rangeService
 func (c CounterPlace) Endpoints(svc *service.Service, p *service.Port) map[string][]nft.Value {
 	keys := map[string][]nft.Value{}
 	if svc.AffinityTimeout == 0 {
-		for slot := range share.Slots(svc, p, c.Family) {
+		for slot := range share.MostSlots(svc, p, c.Family) {
 			for _, set := range []string{c.access.endpoints, c.access.localEndpoints} {
 				keys[set] = append(keys[set], c.Key.WithIndex(slot))
 			}

@@ -57,7 +57,7 @@ func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs shar
 	list := targetList{Targets: targets}
 	size := 0
 	if c.svc.Options.Balance != service.ByRandom {
-		size = share.TableSize(targets.Len(), share.MaxSlots(c.svc))
+		size = share.TableSize(targets.Len(), share.SlotLimit(c.svc))
 	}
 	if size == 0 && !choice.Weighted || targets.Len() < 2 {
 		return list
@@ -74,7 +74,7 @@ func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs shar
 		}
 		return list
 	}
-	counts := share.Drawn(weights, share.MaxSlots(c.svc))
+	counts := share.Drawn(weights, share.SlotLimit(c.svc))
 	if counts == nil {
 		return list
 	}
