@@ -202,3 +202,11 @@ func (c *changesInForce) observe(s *proxy.Sync) {
 	defer c.mu.Unlock()
 	c.count = s.Changes
 }
+
+// CountInvalidDropped registers kube-proxy's metric of dropped packets, where the rule that drops them is wanted. read
+// must be safe for concurrent use.
+func CountInvalidDropped(r prometheus.Registerer, read func() uint64) {
+	newFactory(r).counterFunc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+		"[ALPHA] packets dropped by iptables to work around conntrack problems",
+		func() float64 { return float64(read()) })
+}

@@ -45,13 +45,5 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 	}}
 }
 
-// CountInvalidDropped registers kube-proxy's metric of dropped packets, where the rule that drops them is wanted. read
-// must be safe for concurrent use.
-func CountInvalidDropped(r prometheus.Registerer, read func() uint64) {
-	newFactory(r).counterFunc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-		"[ALPHA] packets dropped by iptables to work around conntrack problems",
-		func() float64 { return float64(read()) })
-}
-
 // ObserveRefusals takes the outcome of a look at the counters of refused packets.
 func (m *Metrics) ObserveRefusals(l traffic.Refusals) { m.refused.Store(&l) }
