@@ -16,29 +16,10 @@ type CapabilityState struct {
 }
 
 // OwnCapabilities returns the state of the calling thread.
-func OwnCapabilities() (CapabilityState, error) { return read("/proc/thread-self") }
+func OwnCapabilities() (CapabilityState, error) { return ThreadCapabilities("/proc/thread-self") }
 
-// ThreadCapabilities returns the states of all threads of a process.
-func ThreadCapabilities(pid int) ([]CapabilityState, error) {
-	dirs, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
-	if err != nil {
-		return nil, err
-	}
-	var list []CapabilityState
-	for _, dir := range dirs {
-		s, err := read(dir)
-		if os.IsNotExist(err) {
-			continue // The thread has ended.
-		}
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, s)
-	}
-	return list, nil
-}
-
-func read(dir string) (CapabilityState, error) {
+// ThreadCapabilities returns the state of a thread by its directory in /proc.
+func ThreadCapabilities(dir string) (CapabilityState, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "status"))
 	if err != nil {
 		return CapabilityState{}, fmt.Errorf("read the capabilities: %w", err)

@@ -119,29 +119,9 @@ func (s *Service) write(b *strings.Builder) {
 // numberText is the port's number, or its ranges.
 func (p *Port) numberText() string {
 	if p.IsRange() {
-		return rangesPrefix + string(p.Ranges)
+		return "ranges=" + string(p.Ranges)
 	}
 	return p.Number()
-}
-
-// rangesPrefix begins the ranges of a port.
-const rangesPrefix = "ranges="
-
-// ParseRangesText reads what the text form has in the place of a port's number, if it is ranges.
-func ParseRangesText(text string) (r PortRanges, ok bool, err error) {
-	text, ok = strings.CutPrefix(text, rangesPrefix)
-	if !ok {
-		return "", false, nil
-	}
-	var list []PortRange
-	for word := range strings.SplitSeq(text, ",") {
-		one, err := parsePortRange(word)
-		if err != nil {
-			return "", true, err
-		}
-		list = append(list, one)
-	}
-	return NewPortRanges(list), true, nil
 }
 
 // String returns "service" or "endpoints", and empty if nothing is retained.

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/netip"
 	"os"
@@ -144,8 +146,18 @@ func (n *node) imageBinary() string {
 
 func (w *privilegesWorld) threads() []capabilities.CapabilityState {
 	w.t.Helper()
-	list, err := capabilities.ThreadCapabilities(w.proxy.PID())
-	if w.must(err); len(list) < 4 {
+	dirs, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", w.proxy.PID()))
+	w.must(err)
+	var list []capabilities.CapabilityState
+	for _, dir := range dirs {
+		s, err := capabilities.ThreadCapabilities(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // The thread has ended.
+		}
+		w.must(err)
+		list = append(list, s)
+	}
+	if len(list) < 4 {
 		w.t.Fatalf("%d threads", len(list))
 	}
 	return list

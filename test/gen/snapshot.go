@@ -256,16 +256,13 @@ func (s *parsedService) portLine(words []string) error {
 	if port.Protocol, err = service.ParseProtocol(words[1]); err != nil {
 		return err
 	}
-	ranges, isRange, err := service.ParseRangesText(words[2])
-	switch {
-	case err != nil:
-		return err
-	case isRange:
-		port.Ranges = ranges
-	default:
-		if port.Port, err = parsePort(words[2]); err != nil {
-			return err
+	if text, isRange := strings.CutPrefix(words[2], "ranges="); isRange {
+		port.Ranges = service.NewPortRanges(slices.Collect(service.PortRanges(text).All()))
+		if string(port.Ranges) != text {
+			return fmt.Errorf("%q is no list of ranges: %q is", text, port.Ranges)
 		}
+	} else if port.Port, err = parsePort(words[2]); err != nil {
+		return err
 	}
 	if len(words) == 5 {
 		if port.NodePort, err = parsePort(words[4]); err != nil {

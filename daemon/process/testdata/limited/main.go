@@ -4,9 +4,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync"
@@ -16,7 +19,7 @@ import (
 
 func main() {
 	if len(os.Args) == 1 {
-		print(process.ThreadCapabilities(os.Getpid()))
+		print(states())
 		return
 	}
 	keep := process.Capabilities(0)
@@ -31,8 +34,7 @@ func main() {
 	_, after, err := process.LimitCapabilities(keep)
 	check(err)
 	endMore := threads(10)
-	list, err := process.ThreadCapabilities(os.Getpid())
-	print(append(list, after), err)
+	print(append(states(), after))
 	end()
 	endMore()
 	child := exec.Command("/proc/self/exe")
@@ -59,8 +61,22 @@ func threads(n int) (end func()) {
 	}
 }
 
-func print(list []process.CapabilityState, err error) {
+// states returns those of all threads.
+func states() (list []process.CapabilityState) {
+	dirs, err := filepath.Glob("/proc/self/task/*")
 	check(err)
+	for _, dir := range dirs {
+		s, err := process.ThreadCapabilities(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // The thread has ended.
+		}
+		check(err)
+		list = append(list, s)
+	}
+	return list
+}
+
+func print(list []process.CapabilityState) {
 	check(json.NewEncoder(os.Stdout).Encode(list))
 }
 
