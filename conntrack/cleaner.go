@@ -136,7 +136,7 @@ func NewCleaner(table flowTable, index *Index, config CleanerConfig) *Cleaner {
 	}
 	c := &Cleaner{
 		table: table, config: config, reports: newSyncReports(),
-		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: ThreadTime,
+		pacing: newPacing(), judge: judge{index, map[Reason][]Flow{}}, prices: newPrices(), cpu: ThreadTime,
 		recent: recent{record: config.Record}, dead: make(chan death), asking: make(chan struct{}, maxConnects),
 	}
 	if config.Record != nil {
@@ -309,7 +309,7 @@ func (c *Cleaner) learn() {
 		}
 	}
 	if len(report.served) > 0 {
-		c.pacing.requestRoutine()
+		c.pacing.schedules[routinePass].Request(false)
 	}
 	if ok {
 		c.agenda.add(change)

@@ -263,16 +263,7 @@ func (x *Index) admits(s *service.Service, c service.Claim, src netip.Addr) bool
 		}
 		x.sources[c] = a
 	}
-	if a.everybody {
-		return true
-	}
-	after, _ := slices.BinarySearchFunc(a.ranges, src, func(r netip.Prefix, src netip.Addr) int {
-		if r.Addr().Compare(src) <= 0 {
-			return -1
-		}
-		return 1
-	})
-	return after > 0 && a.ranges[after-1].Contains(src)
+	return a.everybody || service.InRanges(a.ranges, src)
 }
 
 // admitted returns the clients that a firewall lets in.

@@ -18,8 +18,6 @@ type judge struct {
 	suspects map[Reason][]Flow
 }
 
-func newJudge(index *Index) judge { return judge{index, map[Reason][]Flow{}} }
-
 // suspect judges an entry that was read, and keeps it if it is stale. full says
 // that the suspects of the reason are a batch, to be confirmed now.
 func (j *judge) suspect(f Flow) (reason Reason, full bool) {

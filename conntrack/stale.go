@@ -153,14 +153,9 @@ func unserved(s *service.Service, f *Flow, e *service.Endpoint) bool {
 	case e.Serves():
 		return false
 	case f.Protocol == service.UDP:
-		return !preserved(s, e)
+		return !e.Terminating || s.Options.UDPHandling != service.UDPPreserve
 	}
 	return f.Status&SeenReply == 0
-}
-
-// preserved says that UDP flows to the endpoint stay although it serves no more.
-func preserved(s *service.Service, e *service.Endpoint) bool {
-	return e.Terminating && s.Options.UDPHandling == service.UDPPreserve
 }
 
 // orphaned judges an entry with DNAT whose destination no Service has. Our former

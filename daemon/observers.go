@@ -12,7 +12,10 @@ import (
 
 // beforeWrite is called before a sync writes anything.
 func (p *parts) beforeWrite(c Config) {
-	p.load.BeforeRead(func() bool { return tablesThere(p.conn, c.Rules.Table) })
+	p.load.BeforeRead(func() bool {
+		found, err := rulesThere(p.conn, c.Rules.Table)
+		return found || err != nil
+	})
 	p.cleaner.SyncBegins()
 }
 

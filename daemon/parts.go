@@ -212,10 +212,3 @@ func (d *Daemon) addCertificates(c Config, after *Event, servers []*health.Serve
 		}
 	}
 }
-
-// tablesThere says whether an earlier run left tables. If that is unknown, it says
-// yes.
-func tablesThere(conn *kernel.Conn, table string) bool {
-	found, err := rulesThere(conn, table)
-	return found || err != nil
-}

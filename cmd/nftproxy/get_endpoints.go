@@ -250,10 +250,6 @@ func chainColumns() []column[inspect.ChainRow] {
 	}
 }
 
-// defaultClients is how many clients get affinity prints unless --limit says otherwise.
-// The kernel may remember millions: 65,535 for each family and Service port.
-const defaultClients = 1000
-
 // clientList is the JSON that get affinity prints.
 type clientList struct {
 	Clients []inspect.ClientRow `json:"clients"`
@@ -310,7 +306,7 @@ change these. Exit statuses: see nftproxy get --help.`,
 	}
 	o.addFlags(cmd, "clients or endpoints with this address, or of Services with it",
 		"clients of endpoints at this port, or of Services with it")
-	cmd.Flags().IntVar(&o.limit, "limit", defaultClients, "show at most so many clients; 0 shows all")
+	cmd.Flags().IntVar(&o.limit, "limit", 1000, "show at most so many clients; 0 shows all")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd
 }

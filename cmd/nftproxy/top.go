@@ -126,8 +126,8 @@ func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
 	if _, err := s.Read(); err != nil {
 		return err
 	}
-	screen, live := terminal(out)
-	live = live && o.output == outputText
+	screen, live := out.(*os.File)
+	live = live && term.IsTerminal(int(screen.Fd())) && o.output == outputText
 	for {
 		select {
 		case <-ctx.Done():
@@ -151,12 +151,6 @@ func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
 			fmt.Fprintf(notes, "nftproxy: %v\n", err)
 		}
 	}
-}
-
-// terminal returns the output as a file if it is a terminal.
-func terminal(out io.Writer) (*os.File, bool) {
-	f, ok := out.(*os.File)
-	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
 // countersOff tells how connections become counted.

@@ -116,10 +116,3 @@ func (c *Certificate) missing() error {
 	}
 	return c.err
 }
-
-// config is that of a server.
-func (c *Certificate) config() *tls.Config {
-	return &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		return c.current.Load(), nil
-	}}
-}

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -163,7 +164,9 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	})
 	serve := server.Serve
 	if s.certificate != nil {
-		server.TLSConfig = s.certificate.config()
+		server.TLSConfig = &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return s.certificate.current.Load(), nil
+		}}
 		// One connection is one request at a time: the bounds count connections.
 		server.Protocols = new(http.Protocols)
 		server.Protocols.SetHTTP1(true)

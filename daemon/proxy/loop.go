@@ -207,7 +207,7 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 // sync applies the newest snapshot and calls the observers.
 func (l *Loop) sync(why reason) Sync {
 	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers,
-		Start: time.Now(), Check: why.isCheck()}
+		Start: time.Now(), Check: why == doubt || why == loss}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	before := l.config.CPU()

@@ -26,9 +26,6 @@ const (
 	loss
 )
 
-// isCheck says that only another program is the reason: what the sync writes is repair.
-func (r reason) isCheck() bool { return r == doubt || r == loss }
-
 // restsFrom sets the burst of syncs without a rest between them: as many as fit into restsFrom at one per
 // MinSyncPeriod. So changes that on average come somewhat slower than MinSyncPeriod never wait, even if they are
 // irregular. A rest delays the change, and wakes the process once more.

@@ -17,7 +17,7 @@ const retryShare = 20
 // own.
 type quarantine struct {
 	parts map[string]*refusedPart
-	// pausedUntil is when retries may begin again.
+	// pausedUntil is when retries may begin again (retryShare).
 	pausedUntil time.Time
 	// jitter returns a number from 0 to 1, not included.
 	jitter func() float64
@@ -38,13 +38,18 @@ func (q *quarantine) follow(p *nft.Program, now time.Time) {
 
 // refused leaves a part out because of a refusal.
 func (q *quarantine) refused(name string, content partPair, err error, now time.Time) {
-	q.part(name, content).refused(err, now, q.jitter())
+	r := q.part(name, content)
+	r.hold(err)
+	r.refusals++
+	r.refusedAt, r.retryAt = now, now.Add(backOff(r.refusals, q.jitter()))
 }
 
 // setAside leaves a part out that is due at once: it goes in, or is refused, in
 // a transaction of its own.
 func (q *quarantine) setAside(name string, content partPair, err error, now time.Time) {
-	q.part(name, content).setAside(err, now)
+	r := q.part(name, content)
+	r.hold(err)
+	r.retryAt = now
 }
 
 // part returns the part of that name. It is a new one where none is known.
@@ -61,10 +66,11 @@ func (q *quarantine) leavesOut(name string) bool {
 	return r != nil && r.state == held
 }
 
-// accepted is for parts that the kernel took.
+// accepted is for parts that the kernel took. Those without refusals are forgotten.
 func (q *quarantine) accepted(names []string) {
 	for _, name := range names {
-		if q.parts[name].accepted() {
+		r := q.parts[name]
+		if r.state = probation; r.refusals == 0 {
 			delete(q.parts, name)
 		}
 	}
@@ -73,13 +79,8 @@ func (q *quarantine) accepted(names []string) {
 // postponed is for parts that are due and that this sync cannot try.
 func (q *quarantine) postponed(names []string, now time.Time) {
 	for _, name := range names {
-		q.parts[name].postponed(now)
+		q.parts[name].retryAt = now.Add(firstRetry)
 	}
-}
-
-// pauseAfter holds off retries after those that took so long and end now.
-func (q *quarantine) pauseAfter(took time.Duration, now time.Time) {
-	q.pausedUntil = now.Add(retryShare * took)
 }
 
 // dueParts lists the parts to be tried now, first those that are due for longest.
@@ -89,7 +90,7 @@ func (q *quarantine) dueParts(now time.Time) []string {
 	}
 	var names []string
 	for name, r := range q.parts {
-		if r.due(now) {
+		if r.state == held && !r.retryAt.After(now) {
 			names = append(names, name)
 		}
 	}

@@ -68,29 +68,12 @@ type refusedPart struct {
 	refusedAt, retryAt time.Time
 }
 
-// refused holds the part until the time that its refusals lead to.
-func (r *refusedPart) refused(err error, now time.Time, jitter float64) {
-	r.hold(err)
-	r.refusals++
-	r.refusedAt = now
-	r.retryAt = now.Add(backOff(r.refusals, jitter))
-}
-
-// setAside holds a part that is due at once.
-func (r *refusedPart) setAside(err error, now time.Time) {
-	r.hold(err)
-	r.retryAt = now
-}
-
 func (r *refusedPart) hold(err error) {
 	if r.state == probation || r.refusals == 0 {
 		r.err = err
 	}
 	r.state = held
 }
-
-// postponed has a part that is due wait, since this sync cannot try it.
-func (r *refusedPart) postponed(now time.Time) { r.retryAt = now.Add(firstRetry) }
 
 // follow compares the part with its content in the wanted program. It returns
 // whether the part is forgotten.
@@ -106,16 +89,6 @@ func (r *refusedPart) follow(content partPair, now time.Time) (forgotten bool) {
 	}
 	return false
 }
-
-// accepted is for a part that the kernel took. It returns whether the part is
-// forgotten.
-func (r *refusedPart) accepted() (forgotten bool) {
-	r.state = probation
-	return r.refusals == 0
-}
-
-// due says whether the part is held and its time to retry has come.
-func (r *refusedPart) due(now time.Time) bool { return r.state == held && !r.retryAt.After(now) }
 
 // backOff is the time from a part's last refusal to its retry: the doubled time,
 // or down to half of it, since parts that were refused together are better not

@@ -69,7 +69,7 @@ func TestPartStates(t *testing.T) {
 	want("changed", second, two, 0)
 	refuse(second, one)
 	want("refused after the change", second, one, firstRetry/2)
-	q.pauseAfter(time.Second, now)
+	q.pausedUntil = now.Add(retryShare * time.Second)
 	want("after a long retry", second, one, retryShare*time.Second)
 	now = now.Add(retryShare * time.Second)
 	q.accepted([]string{"a"})

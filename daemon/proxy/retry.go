@@ -29,7 +29,7 @@ func (a *applier) retryDueParts(s *Sync, tables []*familyTable) {
 	}
 	now := time.Now()
 	a.quarantine.postponed(slices.Concat(groups...), now)
-	a.quarantine.pauseAfter(now.Sub(start), now)
+	a.quarantine.pausedUntil = now.Add(retryShare * now.Sub(start))
 }
 
 // retryGroup tries some parts together and returns those that it leaves to be

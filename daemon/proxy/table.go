@@ -76,14 +76,11 @@ func (t *familyTable) wasWritten(state nft.State, inForce *nft.Table) {
 // mustBeRead has the table read before the next plan.
 func (t *familyTable) mustBeRead() { t.known, t.ownership = unread, unasked }
 
-// everInForce says whether the loop has put any table in force in the family.
-func (t *familyTable) everInForce() bool { return t.inForce.Sets.Len() > 0 }
-
 // adoptedBy says whether a batch adopts contents that the loop did not write: the table
 // was read, and the batch changes something or is the first one. A batch for both
 // families counts as a whole.
 func (t *familyTable) adoptedBy(b nft.Batch) bool {
-	return t.known == read && (!b.Empty() || !t.everInForce())
+	return t.known == read && (!b.Empty() || t.inForce.Sets.Len() == 0)
 }
 
 // exists says whether the kernel had the table when it was last read or written.

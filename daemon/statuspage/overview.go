@@ -71,7 +71,7 @@ func (p *Page) overview(q *request) *answer {
 		heading, class = "Not ready: the rules have not been in force yet", "bad"
 	case !status.Healthy:
 		heading, class = "Unhealthy: changes do not reach the kernel", "bad"
-	case v != nil && v.failing():
+	case v != nil && v.failures[0]+v.failures[1] != "":
 		heading, class = "Ready, but the newest rules are not in force", "warn"
 	}
 	list := p.list(q, v)

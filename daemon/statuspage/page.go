@@ -113,9 +113,6 @@ type view struct {
 	at time.Time
 }
 
-// failing says whether the program is not in force in a family.
-func (v *view) failing() bool { return v.failures != ip.PerFamily[string]{} }
-
 // New makes a page without syncs.
 func New(c Config) *Page {
 	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1),

@@ -17,7 +17,7 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all otherproxy.Effect
 	seen, next := map[string]bool{base.Name: true}, []string{base.Name}
 	for len(next) > 0 {
 		if len(seen) > maxVisits {
-			all.Add(everything())
+			all.Add(otherproxy.Effects{Drops: true, Queues: true, Translates: true, Untracks: true}) // whatever a chain may do
 			return all, base.Type != nftables.ChainTypeNAT, endsClosed, nil
 		}
 		name := next[0]
@@ -44,11 +44,6 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all otherproxy.Effect
 		}
 	}
 	return all, closes, endsClosed, nil
-}
-
-// everything is what a chain may do, but for marks.
-func everything() otherproxy.Effects {
-	return otherproxy.Effects{Drops: true, Queues: true, Translates: true, Untracks: true}
 }
 
 // takesAll says that a rule drops or rejects packets, and compares nothing before.

@@ -100,15 +100,11 @@ func (x *explainer) whyEnded() {
 		if len(w.Steps) == 0 || w.Ends[0].Fate == nft.DNATed || w.Ends[0].Fate == nft.Untouched {
 			continue
 		}
-		x.whyEndedAt(w)
+		by := x.decider(w)
+		if ends := x.accounts[x.purpose(by)].ends; ends != nil {
+			ends(x, by)
+		}
 		return
-	}
-}
-
-func (x *explainer) whyEndedAt(w *nft.Way) {
-	by := x.decider(w)
-	if ends := x.accounts[x.purpose(by)].ends; ends != nil {
-		ends(x, by)
 	}
 }
 

@@ -29,10 +29,6 @@ type habits struct {
 	bucket   *rate.Limiter
 }
 
-func newHabits() habits {
-	return habits{map[Subject]int{}, map[Subject]time.Time{}, rate.NewLimiter(rate.Every(reportPeriod), reportBurst)}
-}
-
 // notice takes the packets of one look. It returns the Subjects to report, those with the
 // most packets first.
 func (h *habits) notice(now time.Time, more map[Subject]uint64) []Refused {

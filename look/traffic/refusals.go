@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
@@ -78,11 +80,13 @@ type RefusalCounter struct {
 // NewRefusalCounter makes a RefusalCounter without a program. The clock is time.Now, but in tests.
 func NewRefusalCounter(k RefusalKernel, clock func() time.Time) *RefusalCounter {
 	c := &RefusalCounter{
-		kernel: k, clock: clock, habits: newHabits(), totals: map[Subject]uint64{},
+		kernel: k, clock: clock, totals: map[Subject]uint64{},
+		habits: habits{map[Subject]int{}, map[Subject]time.Time{}, rate.NewLimiter(rate.Every(reportPeriod), reportBurst)},
 		budget: pace.Budget{Rest: budgetShare, Burst: budgetBurst}, sets: ruleset.RefusalSets(),
 	}
 	for i := range c.families {
-		c.families[i] = newFamily()
+		c.families[i] = family{chains: map[string]*tally{}, elements: map[string][]element{},
+			changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
 	}
 	return c
 }
@@ -96,11 +100,6 @@ type family struct {
 	changed  map[ruleset.Cause]bool
 	// last has the numbers of the elements that have counted any.
 	last map[place]uint64
-}
-
-func newFamily() family {
-	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{},
-		last: map[place]uint64{}}
 }
 
 // element is where an element is, and the cause that it counts.

@@ -122,14 +122,17 @@ func endsBefore(a, b netip.Prefix) bool {
 }
 
 // Contains says whether one of the ranges contains the address.
-func (s *Sources) Contains(a netip.Addr) bool {
-	after, _ := slices.BinarySearchFunc(s.ranges, a, func(r netip.Prefix, a netip.Addr) int {
+func (s *Sources) Contains(a netip.Addr) bool { return InRanges(s.ranges, a) }
+
+// InRanges says whether one of the ranges, which are disjoint and sorted, contains the address.
+func InRanges(ranges []netip.Prefix, a netip.Addr) bool {
+	after, _ := slices.BinarySearchFunc(ranges, a, func(r netip.Prefix, a netip.Addr) int {
 		if r.Addr().Compare(a) <= 0 {
 			return -1
 		}
 		return 1
 	})
-	return after > 0 && s.ranges[after-1].Contains(a)
+	return after > 0 && ranges[after-1].Contains(a)
 }
 
 // Equal reports whether both let in the same ranges.
