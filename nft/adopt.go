@@ -44,7 +44,7 @@ func adoptTable(c *Contents, want *Table) tableState {
 		applied.Sets = applied.Sets.Set(name, have)
 	}
 	for name, chain := range c.Chains {
-		if wanted, ok := want.Chains.Get(name); ok && !wanted.sameHook(chain) {
+		if wanted, ok := want.Chains.Get(name); ok && !wanted.SameHook(chain) {
 			return tableState{applied: applied, replace: true}
 		}
 		applied.Chains = applied.Chains.Set(name, chain)

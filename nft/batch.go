@@ -162,24 +162,21 @@ func (o AddRules) Text() string {
 
 // Text returns an "add element" command with one element a line.
 func (o AddElements) Text() string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "add element %s %s {\n", o.Table, o.Set.Name)
-	for _, e := range o.Elements {
-		fmt.Fprintf(&s, "\t%s,\n", e.Text(o.Table.Family, o.Set))
-	}
-	s.WriteString("}\n")
-	return s.String()
+	return elementsText("add", o.Table, o.Set, o.Elements, Element.Text)
 }
 
 // Text returns a "delete element" command with one key a line.
 func (o DeleteElements) Text() string {
+	return elementsText("delete", o.Table, o.Set, o.Elements, Element.keyText)
+}
+
+func elementsText(verb string, t TableID, set *Set, list []OwnedElement, text func(Element, Family, *Set) string) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "delete element %s %s {\n", o.Table, o.Set.Name)
-	for _, e := range o.Elements {
-		fmt.Fprintf(&s, "\t%s,\n", e.keyText(o.Table.Family, o.Set))
+	fmt.Fprintf(&s, "%s element %s %s {\n", verb, t, set.Name)
+	for _, e := range list {
+		fmt.Fprintf(&s, "\t%s,\n", text(e.Element, t.Family, set))
 	}
-	s.WriteString("}\n")
-	return s.String()
+	return s.String() + "}\n"
 }
 
 // Size returns the number of objects that the batch touches: tables, sets, chains,

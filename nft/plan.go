@@ -65,7 +65,7 @@ func (s State) PlanTable(want *Table, now time.Time) (Batch, State) {
 func (s State) Due() time.Time {
 	var due time.Time
 	for _, t := range s.tables {
-		for _, idle := range t.idleSince() {
+		for _, idle := range []map[string]time.Time{t.idle, t.idleSets, t.idleRules} {
 			for _, since := range idle {
 				if at := since.Add(IdleLife); due.IsZero() || at.Before(due) {
 					due = at

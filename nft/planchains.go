@@ -82,7 +82,8 @@ func (p *tablePlan) fillChain(at phase, c *Chain) {
 	}
 }
 
-func (c *Chain) sameHook(o *Chain) bool {
+// SameHook says whether both are base chains of the same hook, or neither is a base chain.
+func (c *Chain) SameHook(o *Chain) bool {
 	return (c.Hook == nil) == (o.Hook == nil) && (c.Hook == nil || *c.Hook == *o.Hook)
 }
 

@@ -1,9 +1,6 @@
 package nft
 
-import (
-	"slices"
-	"time"
-)
+import "slices"
 
 // withIdleRules returns the wanted chain together with the rules of the old one that packets may still need.
 // Rules of chains at an earlier hook leave word for a later one that a connection is to be masqueraded: by the
@@ -62,9 +59,4 @@ func (r Rule) obeysWord() bool {
 func (c *Chain) obeys(r Rule, f Family) bool {
 	word := r.Body()[0].Text(f)
 	return slices.ContainsFunc(c.Rules, func(o Rule) bool { return o.obeysWord() && o.Body()[0].Text(f) == word })
-}
-
-// idleSince are the times since when something has been idle.
-func (t tableState) idleSince() []map[string]time.Time {
-	return []map[string]time.Time{t.idle, t.idleSets, t.idleRules}
 }

@@ -277,14 +277,6 @@ func shapeOf(s *nft.Set, family nft.Family) setShape {
 	}
 }
 
-// keyEnd is the length of an element's last key.
-func (s setShape) keyEnd() int {
-	if s.interval {
-		return s.key
-	}
-	return 0
-}
-
 // attrElementKeyEnd is NFTA_SET_ELEM_KEY_END, which x/sys/unix lacks.
 const attrElementKeyEnd = 10
 
@@ -292,8 +284,12 @@ func (e *encoder) addElement(el *nft.Element, shape setShape, keyOnly bool) erro
 	if len(el.Key) != shape.key {
 		return fmt.Errorf("key of %d bytes, not %d", len(el.Key), shape.key)
 	}
-	if end := shape.keyEnd(); len(el.KeyEnd) != end {
-		return fmt.Errorf("last key of %d bytes, not %d", len(el.KeyEnd), end)
+	lastKey := 0
+	if shape.interval {
+		lastKey = shape.key
+	}
+	if len(el.KeyEnd) != lastKey {
+		return fmt.Errorf("last key of %d bytes, not %d", len(el.KeyEnd), lastKey)
 	}
 	var end []byte
 	open := false

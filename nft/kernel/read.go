@@ -243,21 +243,14 @@ func (r *tableReader) chainOf(attrs nfnetlink.Attributes) *nft.Chain {
 	}
 	want, _ := r.want.Chains.Get(have.Name)
 	rules := r.rules[have.Name]
-	if want != nil && sameHook(want.Hook, have.Hook) && r.sameRules(want.Rules, rules) {
+	same := func(w nft.Rule, h rawRule) bool { return sameRule(w, h, r.want.Family) }
+	if want != nil && want.SameHook(have) && slices.EqualFunc(want.Rules, rules, same) {
 		return want
 	}
 	for _, raw := range rules {
 		have.Rules = append(have.Rules, recogniseRule(raw, r.want.Family))
 	}
 	return have
-}
-
-func sameHook(a, b *nft.Hook) bool {
-	return (a == nil) == (b == nil) && (a == nil || *a == *b)
-}
-
-func (r *tableReader) sameRules(want []nft.Rule, have []rawRule) bool {
-	return slices.EqualFunc(want, have, func(w nft.Rule, h rawRule) bool { return sameRule(w, h, r.want.Family) })
 }
 
 func (r *tableReader) setOf(attrs nfnetlink.Attributes) *nft.SetContents {

@@ -3,7 +3,6 @@ package livetrace
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"nftproxy/nfnetlink"
 	"nftproxy/nft"
@@ -72,11 +70,6 @@ func (t *Tracer) addTable(flags nftables.TableFlags) error {
 		t.conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: t.markRule(until)})
 	}
 	return t.conn.Flush()
-}
-
-// isWithoutOwner says that a kernel does not know the flag of an owned table.
-func isWithoutOwner(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }
 
 // markRule matches the first packets of the flow's connections, and marks as many of them as the

@@ -85,7 +85,7 @@ func (t *Tracer) open() error {
 		return err
 	}
 	err = t.addTable(nftables.TableFlagOwner)
-	if isWithoutOwner(err) {
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel that does not know the flag
 		err = t.addTable(0)
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package ruleset
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
@@ -275,10 +276,7 @@ func (c *Config) count(list []*nft.Set) {
 // look for the address themselves: a jump to a chain that does so would make the
 // set-up of each connection 0.9 % slower.
 func fixedChains(cfg *Config) []*nft.Chain {
-	return append(refusalChains(cfg),
-		byAddress().restrictedChain(),
-		layoutChain(),
-	)
+	return append(refusalChains(cfg), byAddress().restrictedChain(), &nft.Chain{Name: layoutPrefix + strconv.Itoa(Layout)})
 }
 
 // preroutingChain sees what comes in. Where a node port has policy Local and no endpoint on this node, rules refuse

@@ -64,7 +64,10 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	for _, t := range c.tables {
 		t.settle()
 		t.setReachable()
-		t.applyEdits()
+		if len(t.edits) > 0 {
+			t.parts = t.parts.Apply(treap.Edits(t.edits))
+			t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
+		}
 		if b := t.baseNow(); node || ranges || b != t.base {
 			t.setBase(b)
 		}
@@ -352,12 +355,4 @@ func (t *tableCompiler) editElements(name string, elements []nft.Element) {
 		return
 	}
 	t.edit(name, nft.NewPart(elements, nil))
-}
-
-// applyEdits applies the edits to the parts.
-func (t *tableCompiler) applyEdits() {
-	if len(t.edits) > 0 {
-		t.parts = t.parts.Apply(treap.Edits(t.edits))
-		t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
-	}
 }

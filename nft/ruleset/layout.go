@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -14,8 +13,6 @@ import (
 const Layout = 1
 
 const layoutPrefix = "layout-"
-
-func layoutChain() *nft.Chain { return &nft.Chain{Name: fmt.Sprint(layoutPrefix, Layout)} }
 
 // LayoutOf returns the number of the layout of a table. It is 0 for one of a version that wrote no
 // number.

@@ -50,33 +50,19 @@ type rangeList struct {
 	ranges service.PortRanges
 }
 
-// rangeListOf returns the list. Its name says the ranges, so that equal lists are one. It has at most 204 bytes
-// (service.MaxPortRanges).
-func rangeListOf(r service.PortRanges) rangeList {
-	return rangeList{rangeListPrefix + strings.ReplaceAll(string(r), ",", "_"), r}
-}
-
 // make makes the list's chain and its set. The set's key is one field, so the kernel keeps it in a tree. A list never
 // changes: other ranges are another list. The ranges belong to no single Service.
 func (l rangeList) make(*Config, pods) made {
-	return made{chains: []*nft.Chain{l.chain()},
-		sets: []*nft.Set{{Name: l.name, Key: nft.Fields{nft.Dport}, Interval: true}}, name: l.name, part: l.part(),
-		needs: []wanted{{need{kind: needRanges}, allRanges{}}}}
-}
-
-func (l rangeList) chain() *nft.Chain {
-	return &nft.Chain{Name: l.name, Rules: []nft.Rule{
-		FindInRanges.rule(nft.InSet{Key: nft.Fields{nft.Dport}, Set: l.name}, nft.VMap{Key: rangeKey(), Map: rangeServices}),
-	}}
-}
-
-func (l rangeList) part() *nft.Part {
+	key := nft.Fields{nft.Dport}
+	rule := FindInRanges.rule(nft.InSet{Key: key, Set: l.name}, nft.VMap{Key: rangeKey(), Map: rangeServices})
 	var elements []nft.Element
 	for r := range l.ranges.All() {
 		elements = append(elements, nft.Element{Set: l.name, Key: nft.Value(nft.AppendPort(nil, r.First)),
 			KeyEnd: nft.Value(nft.AppendPort(nil, r.Last))})
 	}
-	return nft.NewPart(elements, nil)
+	return made{chains: []*nft.Chain{{Name: l.name, Rules: []nft.Rule{rule}}},
+		sets: []*nft.Set{{Name: l.name, Key: key, Interval: true}}, name: l.name, part: nft.NewPart(elements, nil),
+		needs: []wanted{{need{kind: needRanges}, allRanges{}}}}
 }
 
 // readRangeList returns the ranges in the set of a list.
@@ -133,9 +119,10 @@ func RangeSet(name string) *nft.Set {
 // findRanges is the rule that looks for ranges of ports.
 func findRanges() nft.Rule { return FindRanges.rule(nft.VMap{Key: rangeKey(), Map: portRanges}) }
 
-// serveRanges leads an address and protocol to the list of the port's ranges.
+// serveRanges leads an address and protocol to the list of the port's ranges. The list's name says the ranges, so that
+// equal lists are one. It has at most 204 bytes (service.MaxPortRanges).
 func (c *serviceCompiler) serveRanges(f frontend, p *service.Port) {
-	list := rangeListOf(p.Ranges)
+	list := rangeList{rangeListPrefix + strings.ReplaceAll(string(p.Ranges), ",", "_"), p.Ranges}
 	define(c, list.name, list)
 	c.addVerdict(f, portRanges, jump(list.name))
 }

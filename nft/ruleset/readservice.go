@@ -11,7 +11,6 @@ import (
 	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
-	"nftproxy/nft"
 )
 
 // addFrontend adds a frontend to its port. text is the port's text in the frontend's
@@ -104,7 +103,7 @@ func (s *Served) join(r *readback) {
 	for _, p := range s.Ports {
 		var endpoints []service.Endpoint
 		for _, family := range ip.Families() {
-			endpoints = append(endpoints, p.inFamily(svc, family).endpoints(r, svc, family)...)
+			endpoints = append(endpoints, p.inFamily(svc, family).endpoints(r, svc)...)
 		}
 		p.Endpoints = service.MergeEndpoints(endpoints)
 		svc.Ports = append(svc.Ports, *p.Port)
@@ -330,7 +329,7 @@ func (in portInFamily) showsInternalLocal() bool {
 const elsewhere = "-"
 
 // endpoints returns the endpoints of all lists, such that Choose makes the same lists.
-func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.Family) []service.Endpoint {
+func (in portInFamily) endpoints(r *readback, svc *service.Service) []service.Endpoint {
 	var cluster, local readList
 	switch {
 	case in.external != nil:

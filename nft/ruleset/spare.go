@@ -102,22 +102,17 @@ func (t *tableCompiler) rangesOfFamily() []netip.Prefix {
 	return ranges
 }
 
-// setReachable sets the networks and API servers that are spared.
+// setReachable sets the networks and API servers that are spared. Without a cluster IP outside of
+// ServiceCIDRs, and without a ServiceCIDR, there is nothing to spare them from.
 func (t *tableCompiler) setReachable() {
-	list := t.reachableNow()
+	var list []netip.Prefix
+	if t.needs.has(need{kind: needUnlisted}) || len(t.rangesOfFamily()) > 0 {
+		list = t.node.Spared(t.ranges, t.family)
+	}
 	t.editElements(reachable, rangesPart(reachable, list).Elements)
 	if some := len(list) > 0; some != (t.sets.At(reachable) != nil) {
 		t.sets = put(t.sets, reachable, &nft.Set{Name: reachable, Key: daddr(), Interval: true}, some)
 	}
-}
-
-// reachableNow returns the networks and API servers that are spared. Without a cluster IP outside of
-// ServiceCIDRs, and without a ServiceCIDR, there is nothing to spare them from.
-func (t *tableCompiler) reachableNow() []netip.Prefix {
-	if !t.needs.has(need{kind: needUnlisted}) && len(t.rangesOfFamily()) == 0 {
-		return nil
-	}
-	return t.node.Spared(t.ranges, t.family)
 }
 
 // hasTargetIn says whether a target's address is in the range. Targets are sorted by address.
