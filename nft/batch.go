@@ -170,7 +170,8 @@ func (o DeleteElements) Text() string {
 	return elementsText("delete", o.Table, o.Set, o.Elements, Element.keyText)
 }
 
-func elementsText(verb string, t TableID, set *Set, list []OwnedElement, text func(Element, Family, *Set) string) string {
+func elementsText(verb string, t TableID, set *Set, list []OwnedElement,
+	text func(Element, Family, *Set) string) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s element %s %s {\n", verb, t, set.Name)
 	for _, e := range list {

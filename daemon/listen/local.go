@@ -42,8 +42,9 @@ type LocalPorts struct {
 func NewLocalPorts(c Config) *LocalPorts {
 	v4, v6 := newLocalIndex(c.NodePortAddresses, ip.V4), newLocalIndex(c.NodePortAddresses, ip.V6)
 	s := &LocalPorts{
-		indexes: ip.PerFamily[*localIndex]{v4, v6}, sessions: newSessions(c.Log), connections: map[address]int{},
-		buffers: sync.Pool{New: func() any { return new(buffer) }},
+		indexes: ip.PerFamily[*localIndex]{v4, v6}, connections: map[address]int{},
+		sessions: &sessions{log: c.Log, all: map[sessionKey]*session{}, of: map[address]int{}},
+		buffers:  sync.Pool{New: func() any { return new(buffer) }},
 	}
 	s.listeners = newListeners(c, kind[service.Name]{
 		families: ip.PerFamily[follower[service.Name]]{v4, v6},

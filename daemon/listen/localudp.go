@@ -162,10 +162,6 @@ type sessions struct {
 	closed int // for another session
 }
 
-func newSessions(log *slog.Logger) *sessions {
-	return &sessions{log: log, all: map[sessionKey]*session{}, of: map[address]int{}}
-}
-
 func (s *sessions) counts() (open, closed int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

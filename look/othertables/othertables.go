@@ -100,7 +100,9 @@ func (t *Tables) compare(conn *kernel.Conn, other, ours kernel.TableInfo) error 
 			t.Alone++
 			continue
 		}
-		t.Shared = append(t.Shared, Shared{c, name, Before(other, ours)})
+		// Of chains with one priority, the kernel calls the one first that was registered later (nf_hook_entries_grow,
+		// Linux 4.14 to 6.18). Base chains are made with their table, and tables are numbered.
+		t.Shared = append(t.Shared, Shared{c, name, other.Handle > ours.Handle})
 	}
 	slices.SortFunc(t.Shared, func(a, b Shared) int {
 		return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr), cmp.Compare(a.Claim.Protocol, b.Claim.Protocol),
@@ -108,11 +110,6 @@ func (t *Tables) compare(conn *kernel.Conn, other, ours kernel.TableInfo) error 
 	})
 	return nil
 }
-
-// Before says that the kernel asks one table's chains before the other's: of chains with one priority, it calls the one
-// first that was registered later (nf_hook_entries_grow, Linux 4.14 to 6.18). Base chains are made with their table,
-// and tables are numbered.
-func Before(a, b kernel.TableInfo) bool { return a.Handle > b.Handle }
 
 func claims(conn *kernel.Conn, id nft.TableID) (map[service.Claim]service.Name, error) {
 	want := ruleset.Compile(ruleset.Config{Table: id.Name}, service.Snapshot{Node: &service.Node{}}).Table(id.Family)

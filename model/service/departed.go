@@ -89,6 +89,3 @@ const (
 	UDPDefault UDPHandling = iota
 	UDPPreserve
 )
-
-// udpHandlingWords are the values in the text of KEP-5989, which was not merged in 2026-11.
-func udpHandlingWords() []string { return []string{"Default", "PreserveDuringTermination"} }

@@ -84,13 +84,13 @@ func allOptions() []option {
 		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0,
 			"the node's --nftproxy-balance"),
 		departedOption(),
-		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff,
+		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, []string{"off", "report", "on"}, EjectOff,
 			"the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0,
 			"drop"),
 		portRangesOption(),
-		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0,
-			"Default"),
+		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling },
+			[]string{"Default", "PreserveDuringTermination"}, 0, "Default"), // as in KEP-5989, not merged in 2026-11
 		slowStartOption(),
 		{"source-ranges", setSourceRanges, func(o *Options) string { return o.SourceRanges.text() }},
 		tcpTimeoutOption(),
@@ -268,5 +268,3 @@ const (
 	EjectReport
 	EjectOn
 )
-
-func ejectWords() []string { return []string{"off", "report", "on"} }

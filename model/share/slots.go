@@ -145,7 +145,7 @@ func Table[Name ~string](names []Name, weights []uint32, size int) []int {
 	}
 	for _, i := range turns(split(weights, size), size) {
 		for table[walks[i].at] >= 0 {
-			walks[i].step(size)
+			walks[i].at = (walks[i].at + walks[i].skip) % size
 		}
 		table[walks[i].at] = i
 	}
@@ -187,8 +187,6 @@ func walkOf[Name ~string](name Name, size int) walk {
 		skip: 1 + int(binary.BigEndian.Uint64(hash[8:])%uint64(size-1)),
 	}
 }
-
-func (w *walk) step(size int) { w.at = (w.at + w.skip) % size }
 
 // SlotLimit returns the greatest number of slots that a service's lists of endpoints may have.
 func SlotLimit(s *service.Service) int {

@@ -24,8 +24,8 @@ const (
 )
 
 // SlowStarts decide which endpoints of Services are new, and which part of their weight they have by now. Somebody
-// always has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest, and
-// all of them in the end. SlowStarts follow the snapshots of one process. The endpoints of the first one are not new.
+// always has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest,
+// and all of them in the end. SlowStarts follow the snapshots of one process. The endpoints of the first are not new.
 type SlowStarts struct {
 	last service.Snapshot
 	// fresh has the Services with new endpoints; nil before the first snapshot.

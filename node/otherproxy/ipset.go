@@ -39,27 +39,13 @@ func ipsetNameOf6(name string) string {
 	return name[:min(len(name), longestSetName)]
 }
 
-// nodePortSets has the sets of node ports, whose elements are ports of a protocol.
-func nodePortSets() map[string]uint8 {
-	return map[string]uint8{
-		"KUBE-NODE-PORT-TCP": unix.IPPROTO_TCP, "KUBE-NODE-PORT-UDP": unix.IPPROTO_UDP,
-		"KUBE-NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP,
-	}
-}
-
 // ErrSetUsed says that an ipset of kube-proxy's cannot be removed.
 var ErrSetUsed = errors.New("a rule uses the ipset")
 
-// hasIPSets says whether the kernel has ipsets now: asking for them would load their module.
-func hasIPSets() bool {
-	_, err := os.Stat("/sys/module/ip_set")
-	return err == nil
-}
-
 // setNames returns kube-proxy's ipsets that are there.
 func setNames() (found []string, err error) {
-	if !hasIPSets() {
-		return nil, nil
+	if _, err := os.Stat("/sys/module/ip_set"); err != nil {
+		return nil, nil // The kernel has no ipsets now. Asking for them would load their module.
 	}
 	ours := map[string]bool{}
 	for _, name := range ipsetNames() {

@@ -134,10 +134,11 @@ type nodePort struct {
 	port     uint16
 }
 
-// nodePorts returns the node ports in kube-proxy's sets.
+// nodePorts returns the node ports in kube-proxy's sets, whose elements are ports of a protocol.
 func (l *ipvsLeft) nodePorts() (map[nodePort]bool, error) {
 	ports := map[nodePort]bool{}
-	for name, protocol := range nodePortSets() {
+	for name, protocol := range map[string]uint8{"KUBE-NODE-PORT-TCP": unix.IPPROTO_TCP,
+		"KUBE-NODE-PORT-UDP": unix.IPPROTO_UDP, "KUBE-NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP} {
 		for _, f := range ip.Families() {
 			set := name
 			if f == ip.V6 {
