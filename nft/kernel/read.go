@@ -161,11 +161,11 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 		return nil, err
 	}
 	contents := nft.NewContents(id)
-	err = r.dumpObjects(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.keepRule)
+	err = r.dumpObjects(unix.NFT_MSG_GETRULE, nil, r.keepRule)
 	if err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
-	err = r.dumpObjects(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(attrs nfnetlink.Attributes) error {
+	err = r.dumpObjects(unix.NFT_MSG_GETCHAIN, nil, func(attrs nfnetlink.Attributes) error {
 		chain := r.chainOf(attrs)
 		contents.Chains[chain.Name] = chain
 		r.names[chain.Name] = chain.Name
@@ -174,7 +174,7 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chains: %w", err)
 	}
-	err = r.dumpObjects(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(attrs nfnetlink.Attributes) error {
+	err = r.dumpObjects(unix.NFT_MSG_GETSET, nil, func(attrs nfnetlink.Attributes) error {
 		s := r.setOf(attrs)
 		contents.Sets[s.Set.Name] = s
 		return nil
@@ -199,9 +199,10 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	return contents, nil
 }
 
-// dumpObjects visits the table's objects of a kind. The attribute table has the table's
-// name, in the request and in each object.
-func (r *tableReader) dumpObjects(kind, table uint16, more []byte, visit func(nfnetlink.Attributes) error) error {
+// dumpObjects visits the table's objects of a kind. The first attribute has the table's
+// name, in the request and in each object, whatever the kind.
+func (r *tableReader) dumpObjects(kind uint16, more []byte, visit func(nfnetlink.Attributes) error) error {
+	const table = unix.NFTA_RULE_TABLE
 	name := r.want.Name
 	request := append(new(nfnetlink.Encoder).Text(table, name).B, more...)
 	err := r.conn.reader.Receive(kind, unix.NLM_F_DUMP, uint8(r.want.Family), request, func(m nfnetlink.Message) error {
@@ -307,7 +308,7 @@ func (r *tableReader) readElements(s *nft.SetContents) error {
 	}
 	d := r.decoderOf(s)
 	seen := 0
-	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE,
+	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM,
 		new(nfnetlink.Encoder).Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name).B, func(attrs nfnetlink.Attributes) error {
 			d.reset()
 			d.gather(attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))

@@ -59,7 +59,7 @@ func (e *batchEncoder) addTimeout(i int, op nft.AddTimeout) error {
 func (r *tableReader) readTimeouts(into map[string]nft.Timeout) error {
 	only := new(encoder)
 	only.Uint32(unix.NFTA_OBJ_TYPE, objectTimeout)
-	return r.dumpObjects(unix.NFT_MSG_GETOBJ, unix.NFTA_OBJ_TABLE, only.B, func(attrs nfnetlink.Attributes) error {
+	return r.dumpObjects(unix.NFT_MSG_GETOBJ, only.B, func(attrs nfnetlink.Attributes) error {
 		if attrs.Uint32(unix.NFTA_OBJ_TYPE) != objectTimeout {
 			return nil
 		}

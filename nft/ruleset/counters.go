@@ -88,16 +88,3 @@ func counted() []string {
 	}
 	return sets
 }
-
-// countsRefusals says whether the table was made without Config.Uncounted. Tables of versions
-// that counted nothing count as well: they lack the sets.
-func countsRefusals(c *nft.Contents) bool {
-	s := c.Sets[byAddress().refusalSet(NoEndpoints)]
-	return s == nil || s.Set.Counter
-}
-
-// countsConnections says whether the table was made with Config.Counters.
-func countsConnections(c *nft.Contents) bool {
-	s := c.Sets[services]
-	return s != nil && s.Set.Counter
-}

@@ -34,8 +34,13 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 		}
 		readMasquerading(&cfg, c)
 		cfg.AnswerPing = cfg.AnswerPing || c.Sets[pingAddresses] != nil
-		cfg.Counters = cfg.Counters || countsConnections(c)
-		cfg.Uncounted = cfg.Uncounted || !countsRefusals(c)
+		if s := c.Sets[services]; s != nil {
+			cfg.Counters = cfg.Counters || s.Set.Counter
+		}
+		// Tables of versions that counted nothing are like those that count refusals: they lack the sets.
+		if s := c.Sets[byAddress().refusalSet(NoEndpoints)]; s != nil {
+			cfg.Uncounted = cfg.Uncounted || !s.Set.Counter
+		}
 		for _, p := range nodePortPrefixes(c, f) {
 			nodePorts = append(nodePorts, p.String())
 		}
