@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/pprof"
 	"runtime"
@@ -84,19 +85,10 @@ func (c *ProcessPages) flagsText() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, heading, c.Component, "flagz")
 	flags := c.Flags()
-	for _, name := range sortedNames(flags) {
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
 		fmt.Fprintf(&b, "%s=%s\n", name, flags[name])
 	}
 	return b.String()
-}
-
-func sortedNames(m map[string]string) []string {
-	var names []string
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 func (c *ProcessPages) status(paths []string) *status {

@@ -281,7 +281,13 @@ func (a *applier) mustRead() bool { return len(tablesThatAre(unread, a.tables[:]
 
 // due is when the applier has work although no snapshot comes; the zero time
 // means never.
-func (a *applier) due() time.Time { return earlier(idleDue(a.tables), a.quarantine.nextRetry()) }
+func (a *applier) due() time.Time {
+	due := a.quarantine.nextRetry()
+	for _, t := range a.tables {
+		due = earlier(due, t.state.Due()) // when something idle is to be removed
+	}
+	return due
+}
 
 // earlier of two times, of which the zero time is none.
 func earlier(a, b time.Time) time.Time {

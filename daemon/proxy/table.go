@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"time"
-
 	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
@@ -110,14 +108,4 @@ func allMustBeRead(tables []*familyTable) {
 // inForce is the program that went in last, family by family.
 func inForce(tables ip.PerFamily[*familyTable]) *nft.Program {
 	return &nft.Program{IPv4: tables[0].inForce, IPv6: tables[1].inForce}
-}
-
-// idleDue is when a chain or set in some table has been idle for long enough to
-// be removed; the zero time means never.
-func idleDue(tables ip.PerFamily[*familyTable]) time.Time {
-	var due time.Time
-	for _, t := range tables {
-		due = earlier(due, t.state.Due())
-	}
-	return due
 }

@@ -181,7 +181,9 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 			continue
 		}
 		why := x.fill(x.accounts[x.purpose(s)].masquerades, s, w)
-		if x.purpose(s) == ruleset.NoPurpose && hasMasquerade(s.Rule) {
+		_, masquerade := statement[nft.Masquerade](s.Rule)
+		_, snat := statement[nft.SNATTo](s.Rule)
+		if x.purpose(s) == ruleset.NoPurpose && max(masquerade, snat) >= 0 {
 			why = "the rule is not nftproxy's"
 		}
 		if why != "" {
@@ -205,16 +207,6 @@ func (x *explainer) whyMarkAll(s *nft.Step) string {
 // isExternal says whether the packet came to another address than a cluster IP, or to a node port, by the rule's chain.
 func (x *explainer) isExternal(s *nft.Step) bool {
 	return strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr())
-}
-
-func hasMasquerade(r nft.Rule) bool {
-	return slices.ContainsFunc(r, func(s nft.Statement) bool {
-		switch s.(type) {
-		case nft.Masquerade, nft.SNATTo:
-			return true
-		}
-		return false
-	})
 }
 
 // isClusterIP says whether the table has the address among the cluster IPs.

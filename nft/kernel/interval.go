@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"maps"
 	"slices"
 
 	"github.com/google/nftables/userdata"
@@ -97,16 +98,7 @@ func readUserdata(b []byte) (comment []byte, ok bool) {
 // read. It returns false where starts and ends do not pair. Intervals may adjoin: then one
 // ends where the next starts.
 func pairIntervals(elements map[nft.Value]nft.Element, ends map[nft.Value]bool, shape setShape) bool {
-	starts := make([]nft.Value, 0, len(elements))
-	for key := range elements {
-		starts = append(starts, key)
-	}
-	slices.Sort(starts)
-	sorted := make([]nft.Value, 0, len(ends))
-	for key := range ends {
-		sorted = append(sorted, key)
-	}
-	slices.Sort(sorted)
+	starts, sorted := slices.Sorted(maps.Keys(elements)), slices.Sorted(maps.Keys(ends))
 	// nft writes an end at the first of all keys, without a start.
 	if len(sorted) > 0 && sorted[0] == nft.Value(make([]byte, shape.key)) {
 		sorted = sorted[1:]
