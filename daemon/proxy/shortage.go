@@ -3,6 +3,7 @@ package proxy
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -107,10 +108,8 @@ func (i *inquiry) sizes() map[string]int {
 
 // largest returns the names of the n largest, the largest first.
 func largest(sizes map[string]int, n int) []string {
-	names := make([]string, 0, len(sizes))
-	for name := range sizes {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(sizes[b], sizes[a]), cmp.Compare(a, b)) })
+	names := slices.SortedFunc(maps.Keys(sizes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(sizes[b], sizes[a]), cmp.Compare(a, b))
+	})
 	return names[:min(n, len(names))]
 }

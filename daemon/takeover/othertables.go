@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -102,12 +103,7 @@ func (o *OtherTables) Run(ctx context.Context) error {
 func (o *OtherTables) Note() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var list []string
-	for _, text := range o.problems {
-		list = append(list, text)
-	}
-	slices.Sort(list)
-	return strings.Join(list, "\n")
+	return strings.Join(slices.Sorted(maps.Values(o.problems)), "\n")
 }
 
 func (o *OtherTables) look() {
