@@ -13,7 +13,7 @@ import (
 
 // crowdTable has connections of one client that are silent, and takes a millisecond for each.
 type crowdTable struct {
-	agingTable
+	*agingTable
 	crowd int
 }
 
@@ -32,32 +32,11 @@ func (c *crowdTable) Flows(ctx context.Context, filter Filter, yield func(Flow) 
 	return nil
 }
 
-// departing starts a Cleaner, and has an endpoint with silent connections leave.
-func departing(t *testing.T, table flowTable, config CleanerConfig) *Cleaner {
-	cleaner := NewCleaner(table, NewIndex(Options{}), config)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- cleaner.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-	})
-	cleaner.SyncDone(shop(t, true, ""), false)
-	time.Sleep(10 * time.Minute)
-	cleaner.SyncDone(shop(t, false, ""), false)
-	return cleaner
-}
-
-func silent() agingTable {
+// silent is a connection in which nothing comes any more when its endpoint leaves.
+func silent() *agingTable {
 	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.2:80", SeenReply|Assured)
 	f.TCPState, f.Unacknowledged, f.ID = TCPEstablished, true, 7
-	begun := time.Now().Add(10 * time.Minute)
-	return agingTable{flow: f, limit: time.Hour, packet: func(now time.Time) time.Time {
-		if now.Before(begun) {
-			return now
-		}
-		return begun
-	}}
+	return untilDeparture(f, time.Hour, func(start, _ time.Time) time.Time { return start })
 }
 
 // TestAskedTogether: thousands of silent connections to a departed endpoint, each sighted at a time of its own, cost a
@@ -66,7 +45,7 @@ func TestAskedTogether(t *testing.T) {
 	passes := func(dead func(context.Context, netip.AddrPort) bool) (n int) {
 		synctest.Test(t, func(t *testing.T) {
 			table := &crowdTable{silent(), 3000}
-			departing(t, table, CleanerConfig{Observe: func(Run) { n++ }, Dead: dead})
+			departing(t, table, "", CleanerConfig{Observe: func(Run) { n++ }, Dead: dead})
 			time.Sleep(2 * time.Minute)
 		})
 		return n
@@ -84,7 +63,7 @@ func TestAskedAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var asked atomic.Pointer[time.Time]
 			table := &crowdTable{silent(), 3000}
-			cleaner := departing(t, table, CleanerConfig{
+			cleaner := departing(t, table, "", CleanerConfig{
 				Dead: func(context.Context, netip.AddrPort) bool {
 					now := time.Now()
 					asked.Store(&now)
@@ -108,7 +87,7 @@ func TestAskedBefore(t *testing.T) {
 		table := silent()
 		asked := make(chan struct{}, 100)
 		dead := true
-		cleaner := departing(t, &table, CleanerConfig{Dead: func(context.Context, netip.AddrPort) bool {
+		cleaner := departing(t, table, "", CleanerConfig{Dead: func(context.Context, netip.AddrPort) bool {
 			asked <- struct{}{}
 			time.Sleep(2 * time.Second)
 			first := dead

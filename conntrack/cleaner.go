@@ -309,7 +309,7 @@ func (c *Cleaner) learn() {
 		}
 	}
 	if len(report.served) > 0 {
-		c.pacing.schedules[routinePass].Request(false)
+		c.pacing.requestRoutine()
 	}
 	if ok {
 		c.agenda.add(change)

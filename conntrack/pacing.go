@@ -82,6 +82,9 @@ func newPacing() pacing {
 // requestFirst asks for a first pass, for a change that has just come.
 func (p *pacing) requestFirst() { p.schedules[firstPass].Request(true) }
 
+// requestRoutine asks for a routine pass, at any later time.
+func (p *pacing) requestRoutine() { p.schedules[routinePass].Request(false) }
+
 // next returns when the next pass may run. ok is false if nothing asks for one.
 func (p *pacing) next(secondDue time.Time) (at time.Time, ok bool) {
 	for reason := range purposes {

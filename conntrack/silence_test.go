@@ -51,6 +51,37 @@ func (a *agingTable) Delete(context.Context, []Flow) (int, error) {
 	return 1, nil
 }
 
+// untilDeparture is a table with an entry in use until the time at which departing has its endpoint leave. packet says
+// when the last packet came since that start.
+func untilDeparture(f Flow, limit time.Duration, packet func(start, now time.Time) time.Time) *agingTable {
+	start := time.Now().Add(beforeDeparture)
+	return &agingTable{flow: f, limit: limit, packet: func(now time.Time) time.Time {
+		if now.Before(start) {
+			return now
+		}
+		return packet(start, now)
+	}}
+}
+
+// beforeDeparture is how long a Service has its endpoint.
+const beforeDeparture = 10 * time.Minute
+
+// departing starts a Cleaner, and has the endpoint of a Service with an option leave.
+func departing(t *testing.T, table flowTable, option string, config CleanerConfig) *Cleaner {
+	cleaner := NewCleaner(table, NewIndex(Options{}), config)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- cleaner.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	cleaner.SyncDone(shop(t, true, option), false)
+	time.Sleep(beforeDeparture)
+	cleaner.SyncDone(shop(t, false, option), false)
+	return cleaner
+}
+
 func (a *agingTable) isGone() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -126,32 +157,17 @@ func TestGivenUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
 				f := dnated(service.TCP, "10.0.0.9", c.dst, "10.0.0.2:80", SeenReply|Assured)
 				f.TCPState, f.Unacknowledged, f.ID = c.state, c.unacked, 7
-				table := &agingTable{flow: f, limit: c.limit, packet: func(now time.Time) time.Time { return now }}
-				cleaner := NewCleaner(table, NewIndex(Options{}), CleanerConfig{Observe: func(Run) {},
-					Dead: func(_ context.Context, endpoint netip.AddrPort) bool {
-						if endpoint != f.Reply.Src {
-							t.Errorf("%s is asked", endpoint)
-						}
-						time.Sleep(2 * time.Second)
-						return !c.answers
-					}})
-				ctx, cancel := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				go func() { ended <- cleaner.Run(ctx) }()
-				defer func() {
-					cancel()
-					<-ended
-				}()
-				cleaner.SyncDone(shop(t, true, c.option), false)
-				time.Sleep(10 * time.Minute)
-				start = time.Now()
-				table.mu.Lock()
-				table.packet = func(now time.Time) time.Time { return c.packet(start, now) }
-				table.mu.Unlock()
-				cleaner.SyncDone(shop(t, false, c.option), false)
+				table := untilDeparture(f, c.limit, c.packet)
+				departing(t, table, c.option, CleanerConfig{Dead: func(_ context.Context, endpoint netip.AddrPort) bool {
+					if endpoint != f.Reply.Src {
+						t.Errorf("%s is asked", endpoint)
+					}
+					time.Sleep(2 * time.Second)
+					return !c.answers
+				}})
+				start := time.Now()
 				for time.Since(start) < 20*time.Minute {
 					time.Sleep(time.Second)
 					gone := table.isGone()
@@ -189,19 +205,7 @@ func TestFixedSourcePort(t *testing.T) {
 			defer client.Close()
 			testnet.Require(t, socketOption(client, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 2000))
 			r.sync(t, after)
-			index := NewIndex(Options{})
-			index.silence.after = 5 * time.Second
-			index.Advance(time.Now())
-			index.Update(before)
-			index.Update(after)
-			cleaner := NewCleaner(table, index, CleanerConfig{})
-			pass := func() int {
-				whole := newPass(Scope{Everything: true})
-				if err := cleaner.clean(t.Context(), whole); err != nil {
-					t.Fatal(err)
-				}
-				return whole.run.Removed[EndpointGone]
-			}
+			index, pass := passesAfter(t, table, before, after, 5*time.Second)
 			if n := pass(); n > 0 {
 				t.Fatal("a living connection is removed")
 			}
@@ -284,24 +288,17 @@ func TestEndpointThatTakesNothing(t *testing.T) {
 	defer server.Close()
 	testnet.Require(t, socketOption(server, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	testnet.Require(t, client.SetDeadline(time.Now().Add(time.Second)))
-	sent := 0
-	for err = error(nil); err == nil; sent++ {
+	for err == nil {
 		_, err = client.Write([]byte("x"))
 	}
 	r.sync(t, after)
-	index := NewIndex(Options{})
-	index.silence.after, index.silence.longest = 4*time.Second, time.Hour
-	index.Advance(time.Now())
-	index.Update(before)
-	index.Update(after)
-	cleaner := NewCleaner(table, index, CleanerConfig{})
-	pass := func() int {
-		whole := newPass(Scope{Everything: true})
-		testnet.Require(t, cleaner.clean(t.Context(), whole))
-		return whole.run.Removed[EndpointGone]
-	}
+	index, pass := passesAfter(t, table, before, after, 4*time.Second)
 	// The sender pauses for four seconds, then for twice as long.
+	began := time.Now()
 	for asked := false; !asked; time.Sleep(100 * time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatal("the connection does not look given up")
+		}
 		index.Advance(time.Now())
 		for range index.silence.take() {
 			asked = true
@@ -316,6 +313,24 @@ func TestEndpointThatTakesNothing(t *testing.T) {
 	index.silence.died(death{endpoint, time.Now()})
 	if n := pass(); n != 1 {
 		t.Errorf("%d removed after the endpoint has died, want the connection: it did not look given up", n)
+	}
+}
+
+// passesAfter returns an index for which a snapshot has just followed another, and what makes passes by it, which
+// return how many connections to departed endpoints they remove. A silence counts after a time.
+func passesAfter(t *testing.T, table flowTable, before, after service.Snapshot, silence time.Duration) (*Index,
+	func() int) {
+	index := NewIndex(Options{})
+	index.silence.after = silence
+	index.Advance(time.Now())
+	index.Update(before)
+	index.Update(after)
+	cleaner := NewCleaner(table, index, CleanerConfig{})
+	return index, func() int {
+		t.Helper()
+		whole := newPass(Scope{Everything: true})
+		testnet.Require(t, cleaner.clean(t.Context(), whole))
+		return whole.run.Removed[EndpointGone]
 	}
 }
 
