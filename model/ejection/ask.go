@@ -12,7 +12,6 @@ import (
 // is due, the zero time if nothing is suspected or left out.
 func (m *Machine) Step(now time.Time) (v Verdict, asks []Ask, next time.Time) {
 	s := &step{Machine: m, now: now, network: m.network(now), asked: map[netip.AddrPort]int{}}
-	m.cut = s.network.gone()
 	if s.lookup {
 		s.aboutNodes()
 	}

@@ -162,7 +162,15 @@ func (d *decision) decide(family ip.Family) {
 	if len(d.gone)+len(d.unsure) == 0 {
 		return
 	}
-	slices.SortStableFunc(d.gone, func(a, b gone) int { return a.begun.Compare(b.begun) })
+	slices.SortStableFunc(d.gone, func(a, b gone) int {
+		switch { // The bound of a half is for those on living nodes, and counts all before them.
+		case a.dead == b.dead:
+			return a.begun.Compare(b.begun)
+		case a.dead:
+			return 1
+		}
+		return -1
+	})
 	held := Held{d.name, d.service.ID(d.port), len(d.gone), max(d.lists[0].Len(), d.lists[1].Len()), ""}
 	for _, g := range d.gone {
 		switch why := d.keeps(g); {
@@ -222,7 +230,8 @@ func (d *decision) answers(o other, suspected bool) {
 // keeps says why an endpoint that does not answer is not left out; empty if it is.
 func (d *decision) keeps(g gone) Reason {
 	for i, list := range d.lists {
-		if list.Find(g.addr) != nil && 2*(d.out[i]+1) > list.Len() {
+		rest := list.Len() - d.out[i] - 1
+		if list.Find(g.addr) != nil && (rest == 0 || !g.dead && rest <= d.out[i]) {
 			return Half
 		}
 	}

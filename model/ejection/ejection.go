@@ -115,7 +115,7 @@ type Held struct {
 type Reason string
 
 const (
-	Half      Reason = "a Service port keeps half of its endpoints, and the last one, whether they answer or not"
+	Half      Reason = "a Service port keeps its last endpoint, and half of its endpoints unless their node is gone"
 	NoControl Reason = "no other endpoint of the port answers this node's own connects either: it may not be allowed to " +
 		"connect"
 	OwnNetwork Reason = "as many nodes are silent as answer: this node's own network"

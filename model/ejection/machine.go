@@ -20,7 +20,7 @@ import (
 //     left out, also those of UDP and SCTP ports. They come back with its first answer.
 //   - An endpoint on a node that answers, or is not judged, is left out of a Service port only if another one of the
 //     port has answered since: the node may connect then. One on another node has to answer if there is any.
-//   - A port keeps half of the endpoints that take connections, and the last one.
+//   - A port keeps half of the endpoints that take connections, unless their Node is dead, and always the last one.
 //   - Nothing more is left out while as many Nodes are silent as answer, or nothing elsewhere has answered: that may be
 //     this node's own network. What failed before something answered again is tried again.
 //
@@ -48,9 +48,7 @@ type Machine struct {
 	sampled time.Time // when names of nodes were drawn last
 	// server is when the API server has answered last. askServer is when it may be asked again; zero if it has answered.
 	server, askServer time.Time
-	// cut says that this node's own network was gone at the last step, perhaps only since few Nodes had answered by then.
-	cut     bool
-	verdict Verdict
+	verdict           Verdict
 }
 
 // endpoint is an address that was asked: that of a suspect, or of one for comparison.
@@ -267,6 +265,7 @@ func (m *Machine) Answered(now time.Time, a Ask, answer Answer, facts Facts) {
 }
 
 func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
+	cut := m.network(now).gone() // perhaps only since few Nodes have answered yet
 	e.answered = now
 	m.clear(e)
 	back := false
@@ -276,7 +275,7 @@ func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
 			m.alive(now, n, pauseFiltered)
 		}
 	}
-	if back && m.cut { // What failed while the network was gone says nothing any more.
+	if back && cut { // What failed while the network was gone says nothing any more.
 		m.allAgain()
 	}
 }

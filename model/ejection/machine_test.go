@@ -2,6 +2,7 @@ package ejection_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -449,10 +450,11 @@ func TestNodesNotJudged(t *testing.T) {
 // A firewall drops what would ask one living node where a pod is dead. Its other pods come back by their own answers,
 // or all at once if the API server knows that they are there.
 func TestFirewallOfOneNode(t *testing.T) {
-	for _, known := range []bool{true, false} {
-		t.Run(fmt.Sprint(known), func(t *testing.T) {
+	for i, others := range [][]string{{"b", "c", "d"}, {"b", "c", "d"}, nil, nil} {
+		known := i%2 == 0
+		t.Run(fmt.Sprint(known, others), func(t *testing.T) {
 			w := newWorld(t)
-			s := w.service("shop/web", "own", "a", "a", "b", "c", "d")
+			s := w.service("shop/web", append([]string{"own", "a", "a"}, others...)...)
 			if facts := w.nodes["a"]; known {
 				facts.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("11.1.0.0/16")}
 				w.nodes["a"] = facts
@@ -476,19 +478,92 @@ func TestFirewallOfOneNode(t *testing.T) {
 	}
 }
 
-// A port keeps half of its endpoints and the last one, also of those on the node where a policy is Local.
+// A port keeps half of its endpoints, also of those on the node where a policy is Local, and the last one. Those on a
+// dead Node may be more than half.
 func TestHalfStays(t *testing.T) {
 	w := newWorld(t)
-	s := w.service("shop/web", "own", "a", "b", "c").Clone()
+	s := w.service("shop/web", "own", "b", "b", "c").Clone()
 	s.InternalPolicy = service.Local
 	w.set(s)
 	w.service("shop/one", "a")
-	w.service("shop/four", "a", "a", "a", "b")
-	w.gone[netip.MustParseAddr("11.1.0.0")], w.dead["a"] = true, true
-	w.run(20*time.Second, w.traffic("shop/web", "shop/one", "shop/four"))
-	w.wantHeld(ejection.Half)
-	if n := len(w.left()); n != 2 || len(w.verdict.Held) != 3 {
-		t.Errorf("left out %q, held %v", w.left(), w.verdict.Held)
+	four := w.service("shop/four", "b", "b", "b", "c")
+	w.service("shop/lost", "a", "a", "a", "b")
+	both := w.service("shop/both", "a", "b", "a", "b", "b", "b")
+	for i := range 3 {
+		w.lose(four, i, true)
+	}
+	w.lose(both, 1, true)
+	w.lose(s, 0, true)
+	w.dead["a"] = true
+	names := []service.Name{"shop/web", "shop/one", "shop/four", "shop/lost", "shop/both"}
+	w.run(20*time.Second, w.traffic(names...))
+	out := map[service.Name]int{}
+	for _, l := range w.verdict.Left {
+		out[l.Service]++
+	}
+	if want := (map[service.Name]int{"shop/four": 2, "shop/lost": 3, "shop/both": 3}); !maps.Equal(out, want) {
+		t.Errorf("left out %v, want %v", out, want)
+	}
+	held := map[service.Name]ejection.Reason{}
+	for _, h := range w.verdict.Held {
+		held[h.Service] = h.Why
+	}
+	want := map[service.Name]ejection.Reason{"shop/web": ejection.Half, "shop/one": ejection.Half, "shop/four": ejection.Half}
+	if !maps.Equal(held, want) {
+		t.Errorf("held %v, want %v", held, want)
+	}
+	before := w.left()
+	w.run(time.Minute, func(i int) { w.traffic(names...)(i); w.wantLeft(before...) })
+}
+
+// One of two nodes dies, with most of a port's endpoints. Nobody but the API server can show then that it is not this
+// node's own network.
+func TestOneOfTwo(t *testing.T) {
+	const all = 4
+	for _, c := range []struct {
+		name string
+		set  func(*world)
+		want int
+	}{
+		{"dead", func(*world) {}, all},
+		{"slow server", func(w *world) { w.slow = 500 * time.Millisecond }, all},
+		{"invented nodes", func(w *world) {
+			var nodes []string
+			for i := range 100 {
+				nodes = append(nodes, fmt.Sprint("invented-", i))
+			}
+			w.service("evil/web", nodes...)
+		}, all},
+		{"server lost", func(w *world) { w.noServer = true }, 0},
+		{"server here", func(w *world) {
+			w.builder.SetNode(service.Node{Name: "own", APIServers: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+		}, 0},
+		{"a third one", func(w *world) { w.service("other/web", "own", "b") }, all},
+		{"a firewall, and a third one", func(w *world) {
+			w.service("other/web", "own", "b")
+			w.firewall = true
+		}, 1}, // One of two TCP endpoints, as nothing says that the node is dead.
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.service("shop/web", "own", "a", "a").Clone()
+			s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: service.UDP, Port: 53,
+				Endpoints: s.Ports[0].Endpoints})
+			w.set(s)
+			c.set(w)
+			w.run(5*time.Second, w.traffic("shop/web"))
+			w.wantLeft()
+			w.dead["a"] = true
+			w.run(4*time.Second, w.traffic("shop/web"))
+			for range 20 {
+				if w.run(time.Second, w.traffic("shop/web")); len(w.left()) != c.want {
+					t.Fatalf("left out %q, want %d; held: %v, not judged: %v", w.left(), c.want, w.verdict.Held,
+						w.verdict.Unjudged)
+				}
+			}
+			w.dead["a"] = false
+			w.within(10*time.Second, "back", w.traffic("shop/web"), func() bool { return len(w.left()) == 0 })
+		})
 	}
 }
 

@@ -84,9 +84,13 @@ func (s *step) aboutNodes() {
 		}
 		since = pace.Later(since, e.begun)
 		for _, l := range e.listings {
-			if l.node != "" && l.node != s.snapshot.Node.Name {
-				wanted[l.node] = append(wanted[l.node], l.name)
-				since = pace.Later(since, s.node(l.node).begun)
+			if l.node == "" || l.node == s.snapshot.Node.Name {
+				continue
+			}
+			wanted[l.node] = append(wanted[l.node], l.name)
+			n := s.node(l.node)
+			if since = pace.Later(since, n.begun); n.answered.Before(e.begun) && !n.answered.Before(n.asked) {
+				n.next = s.now // It has answered, but for the time before.
 			}
 		}
 	}
@@ -103,7 +107,7 @@ func (s *step) aboutNodes() {
 	}
 	s.verdict.Unjudged = nil
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		s.aboutNode(s.node(name), wanted[name])
+		s.aboutNode(s.node(name), wanted[name], since)
 	}
 }
 
@@ -143,11 +147,11 @@ func (s *step) addReferences(since time.Time, wanted map[string][]service.Name) 
 }
 
 // aboutNode asks the API server for a Node, unless what it said still counts, and the Node itself. It judges those that
-// Services want.
-func (s *step) aboutNode(n *node, by []service.Name) {
+// Services want. since is when the last one that has not answered was first asked.
+func (s *step) aboutNode(n *node, by []service.Name, since time.Time) {
 	at := n.until
-	switch {
-	case n.isDead() && n.silent(): // That the server answers shows that this node's network works, and it is one of them.
+	switch { // That the server answers shows that this node's network works, and it is one of those that answer.
+	case n.isDead() && n.silent() && !s.server.Before(since):
 		at = pace.Earlier(at, s.server.Add(fresh/2))
 	case n.silent():
 		at = pace.Earlier(at, s.server.Add(Patience))
@@ -242,13 +246,24 @@ func (m *Machine) here(a netip.Addr) bool {
 		slices.ContainsFunc(n.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
+// others returns when another Node, or what else would show it, has last shown that Nodes answer. Where a Node is the
+// only one beside this node, that is the API server.
+func (s *step) others(n *node) time.Time {
+	for _, o := range s.nodes {
+		if o != n && (o.known() || !s.now.Before(o.until)) {
+			return s.network.spoke
+		}
+	}
+	return s.network.elsewhere
+}
+
 // judge finds a Node dead that does not answer itself, while another one does, or else says why not.
 func (s *step) judge(n *node) (why string) {
 	switch {
 	case !n.known() && !s.askServer.IsZero():
 		return "the API server does not say where the node is"
 	case !n.known() || n.failed < enough:
-	case s.network.spoke.Before(n.begun):
+	case s.others(n).Before(n.begun):
 		if n.failed > enough { // There was time for others to answer.
 			return "no other node answers at the ports of its kubelet and its service proxy either"
 		}

@@ -22,8 +22,8 @@ import (
 //   - What answers this node is back within 10 s.
 //   - What is dead and not the last is out within 5 s, unless this node's own network is: from when a client has met
 //     it, while another endpoint of the port has answered this node for 10 s (one on another node if there is any that
-//     lives), and its port keeps more than half of its endpoints. This node's own network counts as gone until it has
-//     been back for 10 s, and while as many Nodes are silent as answer.
+//     lives), and its port keeps more than half of its endpoints, or its Node is dead and the API server there. This
+//     node's own network counts as gone until it has been back for 10 s, and while as many Nodes are silent as answer.
 //
 // "Answers" does not count for ports that cannot be asked (UDP): those follow their node, as their own slices say.
 // EJECTION_STEPS asks for more steps than usual, and EJECTION_SEED for another first seed.
@@ -61,6 +61,7 @@ func TestPlay(t *testing.T) {
 type play struct {
 	*world
 	seed     uint64
+	nodes    []string // other than this one
 	services []service.Name
 	denied   map[netip.Addr]bool // The node, and the client "denied", may not connect.
 	// answers and owed have since when an endpoint of a port answers this node, and since when it should be out.
@@ -68,9 +69,13 @@ type play struct {
 	met           map[netip.AddrPort]bool      // by a client, since it died
 	up            map[netip.AddrPort]time.Time // since when it answers this node
 	outs          int
-	// filtered is when what asks nodes was forbidden or allowed last, connected when this node's network came back.
-	filtered, connected time.Time
-	log                 []string
+	// filtered is when what asks nodes was forbidden or allowed last, connected when this node's network came back, and
+	// served when the API server did.
+	filtered, connected, served time.Time
+	// turned is when a node has died or come back last, and brief says that this was soon after the time before.
+	turned map[string]time.Time
+	brief  map[string]bool
+	log    []string
 }
 
 type key struct {
@@ -81,16 +86,23 @@ type key struct {
 func newPlay(t *testing.T, seed uint64) *play {
 	w := newWorld(t)
 	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{},
-		owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}, up: map[netip.AddrPort]time.Time{}}
+		owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}, up: map[netip.AddrPort]time.Time{},
+		turned: map[string]time.Time{}, brief: map[string]bool{}}
 	w.rng = rand.New(rand.NewPCG(seed, 7))
 	w.forbidden = func(to netip.AddrPort, client string) bool {
 		return p.denied[to.Addr()] && (client == "node" || client == "denied")
 	}
-	nodes := []string{"own", "a", "b", "c", "d", "e"}
+	p.nodes = []string{"a", "b", "c", "d", "e"}
+	if p.chance(3) { // There is only one other.
+		for _, name := range p.nodes[1:] {
+			delete(w.nodes, name)
+		}
+		p.nodes = p.nodes[:1]
+	}
 	for i := range 8 {
 		var on []string
 		for range 1 + w.rng.IntN(8) {
-			on = append(on, nodes[w.rng.IntN(len(nodes))])
+			on = append(on, append(p.nodes, "own")[w.rng.IntN(len(p.nodes)+1)])
 		}
 		s := w.service(fmt.Sprintf("ns-%d/s%d", i%4, i), on...)
 		p.services = append(p.services, s.Name)
@@ -125,19 +137,25 @@ func (p *play) happen() {
 	s := p.builder.Service(name)
 	list := slices.Collect(s.Ports[0].Endpoints.All())
 	a := list[p.rng.IntN(len(list))].Addr.Addr()
-	node := string(rune('a' + p.rng.IntN(5)))
+	node := p.nodes[p.rng.IntN(len(p.nodes))]
 	switch p.rng.IntN(14) {
 	case 0, 1, 2:
 		p.gone[a] = p.chance(2)
 		p.note("%v of %s gone: %v", a, name, p.gone[a])
 	case 3, 4:
-		p.dead[node] = p.chance(3)
+		if was := p.dead[node]; was != p.chance(3) {
+			p.dead[node] = !was
+			p.brief[node] = p.now.Sub(p.turned[node]) < 10*time.Second
+			p.turned[node] = p.now
+		}
 		p.note("node %s dead: %v", node, p.dead[node])
 	case 5:
 		p.denied[a] = p.chance(3)
 		p.note("%v denied: %v", a, p.denied[a])
 	case 6:
-		p.noServer = p.chance(3)
+		if p.noServer = p.chance(3); !p.noServer {
+			p.served = p.now
+		}
 		p.note("no server: %v", p.noServer)
 	case 7:
 		p.firewall, p.filtered = p.chance(5), p.now
@@ -237,14 +255,17 @@ func (p *play) lasts(since map[key]time.Time, k key, is bool, d time.Duration) b
 // owes says that an endpoint that is not left out should be.
 func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e service.Endpoint) bool {
 	others := 0 // As many Nodes may be silent as answer, of those that the API server has told of.
-	for _, n := range []string{"a", "b", "c", "d", "e"} {
+	for _, n := range p.nodes {
 		others += boolInt(!p.dead[n])
 	}
+	served := !p.noServer && p.now.Sub(p.served) >= 10*time.Second
 	if p.modes[name] != ejection.On || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink ||
-		others < 3+boolInt(p.noServer) || p.now.Sub(p.filtered) < 15*time.Second || p.now.Sub(p.connected) < 10*time.Second {
+		others < 3+boolInt(p.noServer) && (len(p.nodes) > 1 || !served) ||
+		p.now.Sub(p.filtered) < 15*time.Second || p.now.Sub(p.connected) < 10*time.Second {
 		return false
 	}
 	answering, remote := [2]bool{}, false
+	lost := p.dead[e.Node] && p.places[e.Addr.Addr()] == e.Node && !p.brief[e.Node] && !p.firewall && served
 	for _, list := range []share.Addresses{c.Cluster, c.Local} {
 		out, taker := 0, false
 		for a := range list.All() {
@@ -257,7 +278,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e se
 			}
 			remote = remote || !here && !p.silent(a, "client")
 		}
-		if taker && 2*(out+1) > list.Len() {
+		if rest := list.Len() - out - 1; taker && (rest == 0 || !lost && rest <= out) {
 			return false
 		}
 	}
