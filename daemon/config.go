@@ -8,7 +8,6 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
-	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -25,7 +24,7 @@ type Config struct {
 	RetainMissing time.Duration
 	Rules         ruleset.Config
 	// Eject says what is done about endpoints that do not answer, of Services that do not say it themselves.
-	Eject ejection.Mode
+	Eject service.Eject
 	// DropInvalid drops forwarded packets that belong to no connection.
 	DropInvalid bool
 	// Established has the protocols of which even established connections are

@@ -27,7 +27,6 @@ import (
 	"nftproxy/daemon/statuspage"
 	"nftproxy/daemon/takeover"
 	"nftproxy/look/traffic"
-	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
@@ -253,7 +252,7 @@ func (d *Daemon) open(ctx context.Context, c Config) (o outside, err error) {
 		}
 		d.close = append(d.close, func() { _ = (*table).Close() })
 	}
-	if o.adjusted, err = ejecttable.Open(c.Rules.Table, 0, c.Eject == ejection.On); err != nil {
+	if o.adjusted, err = ejecttable.Open(c.Rules.Table, 0, c.Eject == service.EjectOn); err != nil {
 		return o, err
 	}
 	d.close = append(d.close, func() { _ = o.adjusted.Close() })

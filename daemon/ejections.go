@@ -37,7 +37,7 @@ func newEjector(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics) 
 		counts.ObserveEjections(report)
 		tell(report)
 	}
-	if c.Eject == ejection.On {
+	if c.Eject == service.EjectOn {
 		config.Repeats = o.adjusted.Repeats
 	}
 	if client := o.source.Client; client != nil {
@@ -93,7 +93,7 @@ func (r reporter) adjustmentObserver(table *ejecttable.Table) func(proxy.Sync) {
 
 // removeEjectTable removes the table of an earlier process with mode on.
 func removeEjectTable(c Config) {
-	if c.Eject == ejection.On {
+	if c.Eject == service.EjectOn {
 		return
 	}
 	if _, err := ejecttable.Remove(c.Rules.Table); err != nil {
@@ -159,8 +159,8 @@ func (r reporter) logKept(v ejection.Verdict, before map[any]bool) map[any]bool 
 }
 
 // ejectionEffect says what a mode does about an endpoint that does not answer.
-func ejectionEffect(m ejection.Mode) string {
-	if m == ejection.On {
+func ejectionEffect(m service.Eject) string {
+	if m == service.EjectOn {
 		return "new connections go to others until it answers"
 	}
 	return "with nftproxy-eject=on it would be left out"

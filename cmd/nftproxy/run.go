@@ -19,7 +19,6 @@ import (
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
-	"nftproxy/model/ejection"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
@@ -135,7 +134,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 		"that vanish with most others from the API server's list; 0: not at all "+
 		"(docs/differences.md#lists-that-lack-most-services)")
 	addCounters(f, &o.counters)
-	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that do not "+
+	f.StringVar(&o.eject, ejectFlag, service.EjectReport.String(), "what to do about endpoints that do not "+
 		"answer: off, report, or on (leave them out) (docs/eject.md)")
 	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking calls "+
 		"invalid (docs/migrate.md#what-the-mode-says)")
@@ -209,15 +208,17 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	check(o.checkStartupTaint())
 	check(checkCounters(o.counters))
 	c := o.asked
-	mode, err := ejection.ParseMode(o.eject)
-	if c.Eject = mode; err != nil {
+	var options service.Options
+	if options.Set("eject", o.eject) != nil {
 		check(unknownValue(ejectFlag, o.eject))
 	}
+	c.Eject = options.Eject
 	c.Version, c.Source, c.Sysctls, c.SysctlFiles = version(), o.from, o.sysctls.Sysctls, o.sysctls.files()
 	c.File, c.FileText, c.Origin, c.ConnectionMetrics = o.config.file, o.config.text, o.config.origin,
 		o.counters == countersMetrics
-	c.Established, err = cleanEstablished(o.cleanEstablished)
+	established, err := cleanEstablished(o.cleanEstablished)
 	check(err)
+	c.Established = established
 	c.Node, c.Rules, err = o.parse()
 	check(err)
 	switch bit := o.masqueradeBit; {

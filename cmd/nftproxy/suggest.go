@@ -11,7 +11,6 @@ import (
 
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/takeover"
-	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/model/spelling"
 )
@@ -94,7 +93,7 @@ func flagValues() map[string][]string {
 		logFormatFlag:          {process.FormatText, process.FormatJSON},
 		"version":              {"true", "false", "raw"},
 		balanceFlag:            {service.ByRandom.String(), service.ByClient.String(), service.ByFlow.String()},
-		ejectFlag:              {ejection.Off.String(), ejection.Report.String(), ejection.On.String()},
+		ejectFlag:              {service.EjectOff.String(), service.EjectReport.String(), service.EjectOn.String()},
 		ownPrefix + "counters": {countersNone, countersTables, countersMetrics},
 	}
 }

@@ -39,7 +39,7 @@ func TestOthersCrowd(t *testing.T) {
 		out := make(chan time.Time, 1)
 		cpu := time.Duration(0)
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.On, Observe: func(r Report) { cpu += r.CPU },
+			Table: connections, Mode: service.EjectOn, Observe: func(r Report) { cpu += r.CPU },
 			Set: func(left service.Adjustments) {
 				if left.At("shop/web") != nil {
 					select {

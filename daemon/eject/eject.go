@@ -30,7 +30,7 @@ type Config struct {
 	// Lookup asks the API server for a Node; nil if there is no API server.
 	Lookup func(ctx context.Context, node string) (ejection.Facts, error)
 	// Mode is that of Services that do not ask for one.
-	Mode ejection.Mode
+	Mode service.Eject
 	// Set is called when other endpoints are to be left out.
 	Set func(service.Adjustments)
 	// Observe is called after each look, and after each step while something is suspected. It must not wait.
@@ -210,7 +210,7 @@ func (e *Ejector) work(ctx context.Context, news []func()) {
 		return
 	}
 	e.config.Observe(report)
-	on := func(l ejection.Left) bool { return l.Mode == ejection.On }
+	on := func(l ejection.Left) bool { return l.Mode == service.EjectOn }
 	if slices.ContainsFunc(report.Added, on) || slices.ContainsFunc(report.Returned, on) {
 		e.config.Set(report.Adjustments())
 	}
@@ -254,7 +254,7 @@ func (e *Ejector) hear(now time.Time) {
 }
 
 // asked says whether any Service may have a mode, or a stronger one.
-func (e *Ejector) asked(mode ejection.Mode) bool {
+func (e *Ejector) asked(mode service.Eject) bool {
 	if e.config.Mode >= mode {
 		return true
 	}
@@ -268,7 +268,7 @@ func (e *Ejector) asked(mode ejection.Mode) bool {
 
 // lookAt reads the connections without an answer.
 func (e *Ejector) lookAt(ctx context.Context, report *Report) {
-	if e.machine.Idle() && !e.asked(ejection.Report) {
+	if e.machine.Idle() && !e.asked(service.EjectReport) {
 		e.look, e.listen, e.soonest = time.Time{}, time.Time{}, time.Now().Add(every)
 		return
 	}
@@ -299,7 +299,7 @@ func (e *Ejector) plan(now time.Time, walk time.Duration, err error) {
 		after = every
 	case e.config.Repeats != nil && e.deaf == nil:
 		after = max(restIdle*walk, idleMost)
-	case e.asked(ejection.On):
+	case e.asked(service.EjectOn):
 		after = max(every, min(restIdle*walk, idleMost))
 	}
 	e.look = pace.Later(now.Add(after), e.soonest)

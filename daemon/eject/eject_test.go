@@ -86,7 +86,7 @@ func TestEjector(t *testing.T) {
 		dead := map[netip.AddrPort]bool{endpointAt(1): true}
 		var set []service.Adjustments
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.On, Observe: func(Report) {},
+			Table: connections, Mode: service.EjectOn, Observe: func(Report) {},
 			Set: func(e service.Adjustments) { set = append(set, e) },
 			Connect: func(ctx context.Context, to []netip.AddrPort) ejection.Answer {
 				mu.Lock()
@@ -150,7 +150,7 @@ func TestRepeats(t *testing.T) {
 		left := make(chan time.Time, 1)
 		reports := 0
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.On,
+			Table: connections, Mode: service.EjectOn,
 			Observe: func(r Report) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -238,7 +238,7 @@ func TestBudget(t *testing.T) {
 		var connects atomic.Int64
 		left := 0
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.On, Observe: func(r Report) {
+			Table: connections, Mode: service.EjectOn, Observe: func(r Report) {
 				if left != len(r.Left) {
 					t.Log(time.Now(), len(r.Left), r.Held, len(r.Added), len(r.Returned))
 				}
@@ -287,7 +287,7 @@ func TestReport(t *testing.T) {
 		var noticed time.Duration
 		start := time.Now()
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.Report, Set: func(service.Adjustments) {},
+			Table: connections, Mode: service.EjectReport, Set: func(service.Adjustments) {},
 			Observe: func(r Report) {
 				if len(r.Added) > 0 {
 					noticed = time.Since(start)
@@ -376,7 +376,7 @@ func TestBeforeSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var first time.Duration
-		e := newEjector(Config{Table: &table{}, Mode: ejection.On, Set: func(service.Adjustments) {},
+		e := newEjector(Config{Table: &table{}, Mode: service.EjectOn, Set: func(service.Adjustments) {},
 			Observe: func(r Report) {
 				if first == 0 {
 					first = r.CPU
@@ -480,7 +480,7 @@ func TestHidden(t *testing.T) {
 			endpointAt(1))}
 		left := false
 		e := newEjector(Config{
-			Table: connections, Mode: ejection.On, Observe: func(Report) {},
+			Table: connections, Mode: service.EjectOn, Observe: func(Report) {},
 			Set: func(e service.Adjustments) {
 				left = e.Len() > 0 && e.At("shop/web").Find(&service.Port{Protocol: service.TCP, Port: 80}, endpointAt(1)) != nil
 			},

@@ -20,7 +20,7 @@ import (
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/proxy"
 	"nftproxy/look/traffic"
-	"nftproxy/model/ejection"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -243,11 +243,11 @@ func (m *Metrics) ObserveEjections(r eject.Report) {
 	if r.Err != nil {
 		m.ejectionFailures.Inc()
 	}
-	n := map[ejection.Mode]int{}
+	n := map[service.Eject]int{}
 	for _, l := range r.Left {
 		n[l.Mode]++
 	}
-	for _, mode := range []ejection.Mode{ejection.Report, ejection.On} {
+	for _, mode := range []service.Eject{service.EjectReport, service.EjectOn} {
 		m.ejected.WithLabelValues(mode.String()).Set(float64(n[mode]))
 	}
 }

@@ -90,7 +90,7 @@ func (s *step) redo(name service.Name) {
 			e.listings = slices.DeleteFunc(e.listings, func(l listing) bool { return l.group == old })
 		}
 	}
-	if whole := share.Unadjusted(s.snapshot, name); whole != nil && s.mode(whole) != Off {
+	if whole := share.Unadjusted(s.snapshot, name); whole != nil && s.mode(whole) != service.EjectOff {
 		for i := range whole.Ports {
 			if whole.Ports[i].IsRange() { // Its endpoints have no port to ask; they are those of the other ports.
 				continue
@@ -143,7 +143,7 @@ type other struct {
 type gone struct {
 	other
 	node  *node     // where it is by its slice; nil if nothing is known of that
-	dead  bool      // The node is, and the endpoint has not answered since.
+	dead  bool      // The node is, and the endpoint has not answered since, or does not any more.
 	begun time.Time // zero if it was left out before, as left says then
 	left  Left
 }
@@ -198,10 +198,12 @@ func (d *decision) look(e *service.Endpoint, here bool) {
 	if o.endpoint == nil {
 		o.endpoint = d.unknown
 	}
-	g := gone{other: o, node: n, dead: n != nil && n.isDead() && !o.answered.After(n.died), begun: o.begun}
 	listed := d.port.Protocol == service.TCP && o.suspected() && d.list(o.endpoint, e.Node)
+	confirmed := listed && o.confirmed()
+	g := gone{other: o, node: n, begun: o.begun}
+	g.dead = n != nil && n.isDead() && (confirmed || !o.answered.After(n.died))
 	switch {
-	case listed && o.confirmed():
+	case confirmed:
 	case g.dead:
 		g.begun = n.begun
 	default:

@@ -4,43 +4,12 @@
 package ejection
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
 	"nftproxy/model/service"
 )
-
-// Mode says what is done about endpoints that do not answer.
-type Mode uint8
-
-// The modes: nothing; say what would be done; leave them out.
-const (
-	Off Mode = iota
-	Report
-	On
-)
-
-// ParseMode reads "off", "report" or "on".
-func ParseMode(s string) (Mode, error) {
-	for m := Off; m <= On; m++ {
-		if s == m.String() {
-			return m, nil
-		}
-	}
-	return Off, fmt.Errorf("unknown mode %q: want off, report or on", s)
-}
-
-// Of returns the mode of a Service, by its annotation or else the node's.
-func (m Mode) Of(s *service.Service) Mode {
-	if asked := s.Options.Eject; asked != service.EjectAsNode {
-		return Mode(asked - service.EjectOff)
-	}
-	return m
-}
-
-func (m Mode) String() string { return [...]string{"off", "report", "on"}[m] }
 
 // Flow is a TCP connection through the rules whose first packet has had no answer.
 type Flow struct {
@@ -93,12 +62,12 @@ type Verdict struct {
 	Unjudged []Unjudged
 }
 
-// Left is an endpoint that a Service port does without, or with mode Report would do without.
+// Left is an endpoint that a Service port does without, or with EjectReport would do without.
 type Left struct {
 	Service service.Name
 	// Port is the Service port's name for people, ID of service.Service.
 	Port string
-	Mode Mode
+	Mode service.Eject // report or on
 	service.Adjustment
 }
 
@@ -127,11 +96,11 @@ type Unjudged struct {
 	Node, Why string
 }
 
-// Adjustments are those of the Service ports with mode On.
+// Adjustments are those of the Service ports with EjectOn.
 func (v Verdict) Adjustments() (all service.Adjustments) {
 	lists := map[service.Name][]service.Adjustment{}
 	for _, l := range v.Left {
-		if l.Mode == On {
+		if l.Mode == service.EjectOn {
 			lists[l.Service] = append(lists[l.Service], l.Adjustment)
 		}
 	}

@@ -31,7 +31,7 @@ import (
 type Machine struct {
 	// jitter returns a number from 0 to 1, not included. mode is that of a Service.
 	jitter   func() float64
-	mode     func(*service.Service) Mode
+	mode     func(*service.Service) service.Eject
 	snapshot service.Snapshot
 	// lookup says that there is an API server to ask.
 	lookup bool
@@ -89,7 +89,7 @@ func (e *endpoint) left() bool {
 
 // New makes a machine. mode is that of a Service, and lookup says that the API server can be asked for Nodes. jitter
 // returns a number from 0 to 1, not included.
-func New(mode func(*service.Service) Mode, lookup bool, jitter func() float64) *Machine {
+func New(mode func(*service.Service) service.Eject, lookup bool, jitter func() float64) *Machine {
 	return &Machine{
 		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{},
 		unknown: &endpoint{tries: &tries{}}, nodes: map[string]*node{}, groups: map[service.Name]*group{},

@@ -52,14 +52,14 @@ func TestPodDies(t *testing.T) {
 func TestReport(t *testing.T) {
 	w := newWorld(t)
 	w.service("shop/web", "own", "a", "b")
-	w.modes["shop/web"] = ejection.Report
+	w.modes["shop/web"] = service.EjectReport
 	w.dead["a"] = true
 	w.run(30*time.Second, w.traffic("shop/web"))
 	w.wantLeft("shop/web:web 11.1.0.1:8080")
 	if n := w.builder.Snapshot().Adjustments.Len(); n != 0 {
 		t.Errorf("%d Services do without an endpoint", n)
 	}
-	w.modes["shop/web"] = ejection.Off
+	w.modes["shop/web"] = service.EjectOff
 	w.edit("shop/web", func(_ int, e *service.Endpoint) { e.Weight = 7 })
 	w.run(5*time.Second, w.traffic("shop/web"))
 	w.wantLeft()

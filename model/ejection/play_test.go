@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/model/ejection"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/share"
@@ -22,8 +21,9 @@ import (
 //   - What answers this node is back within 10 s.
 //   - What is dead and not the last is out within 5 s, unless this node's own network is: from when a client has met
 //     it, while another endpoint of the port has answered this node for 10 s (one on another node if there is any that
-//     lives), and its port keeps more than half of its endpoints, or its Node is dead and the API server there. This
-//     node's own network counts as gone until it has been back for 10 s, and while as many Nodes are silent as answer.
+//     no client has found dead), and its port keeps more than half of its endpoints, or its Node is dead and the API
+//     server answers. This node's own network counts as gone until it has been back for 10 s, and while as many Nodes
+//     are silent as answer.
 //
 // "Answers" does not count for ports that cannot be asked (UDP): those follow their node, as their own slices say.
 // EJECTION_STEPS asks for more steps than usual, and EJECTION_SEED for another first seed.
@@ -192,8 +192,8 @@ func (p *play) happen() {
 	case 13:
 		next := s.Clone()
 		next.InternalPolicy = service.TrafficPolicy(p.chance(3))
-		p.modes[name] = []ejection.Mode{ejection.On, ejection.On, ejection.On, ejection.Report}[p.rng.IntN(4)]
-		next.Options.Eject = service.EjectOff + service.Eject(p.modes[name]) // Another mode is another Service.
+		p.modes[name] = []service.Eject{service.EjectOn, service.EjectOn, service.EjectOn, service.EjectReport}[p.rng.IntN(4)]
+		next.Options.Eject = p.modes[name] // Another mode is another Service.
 		p.set(next)
 		p.note("%s: %v, %v", name, next.InternalPolicy, p.modes[name])
 	}
@@ -259,7 +259,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e se
 		others += boolInt(!p.dead[n])
 	}
 	served := !p.noServer && p.now.Sub(p.served) >= 10*time.Second
-	if p.modes[name] != ejection.On || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink ||
+	if p.modes[name] != service.EjectOn || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink ||
 		others < 3+boolInt(p.noServer) && (len(p.nodes) > 1 || !served) ||
 		p.now.Sub(p.filtered) < 15*time.Second || p.now.Sub(p.connected) < 10*time.Second {
 		return false
@@ -276,7 +276,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e se
 			if at, up := p.up[a]; up && p.now.Sub(at) >= 10*time.Second {
 				answering[boolInt(!here)] = true
 			}
-			remote = remote || !here && !p.silent(a, "client")
+			remote = remote || !here && !(p.silent(a, "client") && p.met[a])
 		}
 		if rest := list.Len() - out - 1; taker && (rest == 0 || !lost && rest <= out) {
 			return false

@@ -24,7 +24,7 @@ type world struct {
 	rng     *rand.Rand
 	builder *snapshots.Builder
 	machine *ejection.Machine
-	modes   map[service.Name]ejection.Mode
+	modes   map[service.Name]service.Eject
 	decided map[service.Name]bool // if not nil: the Services that the machine has decided on
 	// nodes are the Nodes that the API server knows, places says where an address really is, whatever slices say.
 	nodes  map[string]ejection.Facts
@@ -73,7 +73,7 @@ var start = time.Unix(1_800_000_000, 0)
 func newWorld(t testing.TB) *world {
 	rng := rand.New(rand.NewPCG(1, 2))
 	w := &world{
-		t: t, now: start, rng: rng, modes: map[service.Name]ejection.Mode{}, nodes: map[string]ejection.Facts{},
+		t: t, now: start, rng: rng, modes: map[service.Name]service.Eject{}, nodes: map[string]ejection.Facts{},
 		places: map[netip.Addr]string{}, dead: map[string]bool{}, gone: map[netip.Addr]bool{},
 		chosen: map[service.Name][]netip.AddrPort{}, chosenOf: map[service.Name]*service.Service{},
 		forbidden: func(netip.AddrPort, string) bool { return false },
@@ -81,7 +81,7 @@ func newWorld(t testing.TB) *world {
 	w.builder = snapshots.NewBuilder(service.Node{Name: "own", Zone: "z1",
 		APIServers: []netip.Addr{netip.MustParseAddr("192.168.9.9")},
 		PodCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
-	w.machine = ejection.New(func(s *service.Service) ejection.Mode {
+	w.machine = ejection.New(func(s *service.Service) service.Eject {
 		if w.decided != nil {
 			w.decided[s.Name] = true
 		}
@@ -122,7 +122,7 @@ func (w *world) service(name string, nodes ...string) *service.Service {
 func (w *world) set(s *service.Service) {
 	w.builder.Set(s)
 	if _, has := w.modes[s.Name]; !has {
-		w.modes[s.Name] = ejection.On
+		w.modes[s.Name] = service.EjectOn
 	}
 }
 
@@ -240,7 +240,7 @@ func (w *world) decide() {
 	w.builder.SetAdjustments(w.verdict.Adjustments())
 	out := map[netip.AddrPort]bool{}
 	for _, l := range w.verdict.Left {
-		out[l.Addr] = l.Mode == ejection.On
+		out[l.Addr] = l.Mode == service.EjectOn
 	}
 	// As the clean-up of conntrack does.
 	w.flows = slices.DeleteFunc(w.flows, func(f flow) bool { return f.client != "forged" && out[f.To] })

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -84,7 +85,7 @@ func allOptions() []option {
 		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0,
 			"the node's --nftproxy-balance"),
 		departedOption(),
-		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, []string{"off", "report", "on"}, EjectOff,
+		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff,
 			"the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0,
 			"drop"),
@@ -268,3 +269,10 @@ const (
 	EjectReport
 	EjectOn
 )
+
+func ejectWords() []string { return []string{"off", "report", "on"} }
+
+func (e Eject) String() string { return append([]string{"as the node"}, ejectWords()...)[e] }
+
+// Of returns what is done for a Service of a node that does e.
+func (e Eject) Of(s *Service) Eject { return cmp.Or(s.Options.Eject, e) }
