@@ -86,7 +86,8 @@ func (s *step) aboutMembers() {
 		if l.Protocol != service.TCP {
 			continue
 		}
-		if e := s.note(l.Addr); !e.suspected() && e.asking == 0 && s.now.Sub(e.asked) >= mostAgain {
+		e := s.note(l.Addr)
+		if due := e.asked.Before(l.Since) || s.now.Sub(e.asked) >= mostAgain; due && !e.suspected() && e.asking == 0 {
 			s.ask(e, l.Service, e.asked)
 		}
 	}

@@ -516,33 +516,31 @@ func TestHalfStays(t *testing.T) {
 	w.run(time.Minute, func(i int) { w.traffic(names...)(i); w.wantLeft(before...) })
 }
 
-// One of two nodes dies, with most of a port's endpoints. Nobody but the API server can show then that it is not this
-// node's own network.
+// One of two nodes dies, with most of a port's endpoints. Half of them stay, and those of UDP: there is no other Node to
+// show that nodes answer each other at all. With a third one, only the last endpoint stays.
 func TestOneOfTwo(t *testing.T) {
-	const all = 4
+	third := func(w *world) { w.service("other/web", "own", "b") }
 	for _, c := range []struct {
 		name string
 		set  func(*world)
 		want int
 	}{
-		{"dead", func(*world) {}, all},
-		{"slow server", func(w *world) { w.slow = 500 * time.Millisecond }, all},
-		{"invented nodes", func(w *world) {
-			var nodes []string
-			for i := range 100 {
-				nodes = append(nodes, fmt.Sprint("invented-", i))
-			}
-			w.service("evil/web", nodes...)
-		}, all},
+		{"two", func(*world) {}, 1},
 		{"server lost", func(w *world) { w.noServer = true }, 0},
 		{"server here", func(w *world) {
 			w.builder.SetNode(service.Node{Name: "own", APIServers: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
 		}, 0},
-		{"a third one", func(w *world) { w.service("other/web", "own", "b") }, all},
-		{"a firewall, and a third one", func(w *world) {
-			w.service("other/web", "own", "b")
-			w.firewall = true
-		}, 1}, // One of two TCP endpoints, as nothing says that the node is dead.
+		{"a third one", third, 4},
+		{"a third one, slow server", func(w *world) { w.slow = 500 * time.Millisecond; third(w) }, 4},
+		{"a third one, and a firewall", func(w *world) { w.firewall = true; third(w) }, 1},
+		{"a third one, and invented ones", func(w *world) {
+			var nodes []string
+			for i := range 400 {
+				nodes = append(nodes, fmt.Sprint("invented-", i))
+			}
+			w.service("evil/web", nodes...)
+			third(w)
+		}, 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -564,6 +562,60 @@ func TestOneOfTwo(t *testing.T) {
 			w.dead["a"] = false
 			w.within(10*time.Second, "back", w.traffic("shop/web"), func() bool { return len(w.left()) == 0 })
 		})
+	}
+}
+
+// One namespace loses a node with many of its endpoints. The Node is asked before all of them are.
+func TestBigNamespace(t *testing.T) {
+	w := newWorld(t)
+	var names []service.Name
+	for i := range 240 {
+		names = append(names, w.service(fmt.Sprintf("shop/s%d", i), "own", "a", "b", "c").Name)
+	}
+	w.dead["a"] = true
+	w.within(7*time.Second, "left out", w.traffic(names...), func() bool { return len(w.left()) == len(names) })
+}
+
+// A firewall drops what asks a living node. A tenant says by turns that a dead endpoint is there and here: other
+// tenants' endpoints there, which answer, are not left out for long or often.
+func TestTurnsOfNodeName(t *testing.T) {
+	for _, nodes := range [][]string{{"a"}, {"a", "b", "c", "d", "e"}} {
+		for _, period := range []int{20, 30, 60} {
+			t.Run(fmt.Sprint(len(nodes), period), func(t *testing.T) {
+				w := newWorld(t)
+				maps.DeleteFunc(w.nodes, func(name string, _ ejection.Facts) bool {
+					return name != "own" && !slices.Contains(nodes, name)
+				})
+				facts := w.nodes["a"]
+				for _, a := range facts.Addrs {
+					w.gone[a.Addr()] = true
+				}
+				facts.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("11.2.0.0/16")}
+				w.nodes["a"] = facts
+				evil := w.service("evil/web", "own", "own")
+				w.service("shop/web", "a", "a", "a", nodes[len(nodes)-1])
+				w.lose(evil, 0, true)
+				traffic, out := w.traffic("evil/web", "shop/web"), 0
+				w.run(2*time.Minute, func(i int) {
+					traffic(i)
+					if i%period == 0 {
+						w.edit("evil/web", func(n int, e *service.Endpoint) {
+							if n == 0 {
+								e.Node = []string{"own", "a"}[i/period%2]
+							}
+						})
+					}
+					for _, l := range w.verdict.Left {
+						if l.Service == "shop/web" {
+							out++
+						}
+					}
+				})
+				if took := time.Duration(out) * tick; took > 2*time.Second {
+					t.Errorf("endpoints that answer were left out for %v of 2 minutes together", took)
+				}
+			})
+		}
 	}
 }
 

@@ -30,6 +30,11 @@ func (n *node) isDead() bool { return !n.died.IsZero() }
 // known says that it is a Node.
 func (n *node) known() bool { return len(n.facts.Addrs) > 0 }
 
+// filtered says that it does not answer although its pods do: it is not asked for pauseFiltered.
+func (n *node) filtered() bool {
+	return n.known() && n.failed+n.asking == 0 && n.answered.Before(n.asked)
+}
+
 // againNode is the longest time until a Node without an answer is asked again, pauseNode that until one that has
 // answered is, and pauseFiltered that until one is that does not answer although its pods do.
 const againNode, pauseNode, pauseFiltered = 1200 * time.Millisecond, 5 * time.Second, time.Minute
@@ -90,7 +95,7 @@ func (s *step) aboutNodes() {
 			wanted[l.node] = append(wanted[l.node], l.name)
 			n := s.node(l.node)
 			if since = pace.Later(since, n.begun); n.answered.Before(e.begun) && !n.answered.Before(n.asked) {
-				n.next = s.now // It has answered, but for the time before.
+				n.next = pace.Earlier(n.next, s.now) // It has answered, but for the time before.
 			}
 		}
 	}
@@ -107,7 +112,7 @@ func (s *step) aboutNodes() {
 	}
 	s.verdict.Unjudged = nil
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		s.aboutNode(s.node(name), wanted[name], since)
+		s.aboutNode(s.node(name), wanted[name])
 	}
 }
 
@@ -134,8 +139,11 @@ func (s *step) addReferences(since time.Time, wanted map[string][]service.Name) 
 		if _, is := wanted[name]; need <= 0 || is || !n.answered.Before(since) {
 			continue
 		}
+		if n.filtered() && s.now.Before(n.next) {
+			continue
+		}
 		if wanted[name] = nil; n.asking+n.failed == 0 {
-			n.next = s.now
+			n.next = pace.Earlier(n.next, s.now)
 		}
 		if n.looking || n.known() && (!n.silent() || s.due(n.tries)) || !n.known() && !s.now.Before(n.until) {
 			need-- // There will be an answer soon.
@@ -147,13 +155,13 @@ func (s *step) addReferences(since time.Time, wanted map[string][]service.Name) 
 }
 
 // aboutNode asks the API server for a Node, unless what it said still counts, and the Node itself. It judges those that
-// Services want. since is when the last one that has not answered was first asked.
-func (s *step) aboutNode(n *node, by []service.Name, since time.Time) {
+// Services want.
+func (s *step) aboutNode(n *node, by []service.Name) {
 	at := n.until
-	switch { // That the server answers shows that this node's network works, and it is one of those that answer.
-	case n.isDead() && n.silent() && !s.server.Before(since):
+	switch {
+	case n.isDead() && n.silent(): // That the server answers shows that this node's network works, and it is one of them.
 		at = pace.Earlier(at, s.server.Add(fresh/2))
-	case n.silent():
+	case n.silent(), n.filtered(): // Where it is the only other one, nobody else answers.
 		at = pace.Earlier(at, s.server.Add(Patience))
 	}
 	if at = pace.Later(at, s.askServer); !n.looking && !s.now.Before(at) {
@@ -246,24 +254,13 @@ func (m *Machine) here(a netip.Addr) bool {
 		slices.ContainsFunc(n.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
-// others returns when another Node, or what else would show it, has last shown that Nodes answer. Where a Node is the
-// only one beside this node, that is the API server.
-func (s *step) others(n *node) time.Time {
-	for _, o := range s.nodes {
-		if o != n && (o.known() || !s.now.Before(o.until)) {
-			return s.network.spoke
-		}
-	}
-	return s.network.elsewhere
-}
-
 // judge finds a Node dead that does not answer itself, while another one does, or else says why not.
 func (s *step) judge(n *node) (why string) {
 	switch {
 	case !n.known() && !s.askServer.IsZero():
 		return "the API server does not say where the node is"
 	case !n.known() || n.failed < enough:
-	case s.others(n).Before(n.begun):
+	case s.network.spoke.Before(n.begun):
 		if n.failed > enough { // There was time for others to answer.
 			return "no other node answers at the ports of its kubelet and its service proxy either"
 		}

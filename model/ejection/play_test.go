@@ -106,9 +106,18 @@ func newPlay(t *testing.T, seed uint64) *play {
 		}
 		s := w.service(fmt.Sprintf("ns-%d/s%d", i%4, i), on...)
 		p.services = append(p.services, s.Name)
+		for i, node := range on {
+			if facts := w.nodes[node]; seed%2 == 0 { // The API server knows which pods are on a Node.
+				facts.PodCIDRs = append(facts.PodCIDRs, netip.PrefixFrom(endpoint(s, i).Addr(), 32))
+				w.nodes[node] = facts
+			}
+		}
 	}
 	return p
 }
+
+// addr is the address of a Node.
+func (p *play) addr(node string) netip.Addr { return p.world.nodes[node].Addrs[0].Addr() }
 
 func (p *play) chance(one int) bool { return p.rng.IntN(one) == 0 }
 
@@ -138,7 +147,7 @@ func (p *play) happen() {
 	list := slices.Collect(s.Ports[0].Endpoints.All())
 	a := list[p.rng.IntN(len(list))].Addr.Addr()
 	node := p.nodes[p.rng.IntN(len(p.nodes))]
-	switch p.rng.IntN(14) {
+	switch p.rng.IntN(15) {
 	case 0, 1, 2:
 		p.gone[a] = p.chance(2)
 		p.note("%v of %s gone: %v", a, name, p.gone[a])
@@ -160,6 +169,9 @@ func (p *play) happen() {
 	case 7:
 		p.firewall, p.filtered = p.chance(5), p.now
 		p.note("firewall: %v", p.firewall)
+	case 14: // A firewall of one node.
+		p.gone[p.addr(node)], p.filtered = p.chance(3), p.now
+		p.note("firewall of %s: %v", node, p.gone[p.addr(node)])
 	case 8:
 		if p.uplink = p.chance(5); !p.uplink {
 			p.connected = p.now
@@ -256,7 +268,7 @@ func (p *play) lasts(since map[key]time.Time, k key, is bool, d time.Duration) b
 func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e service.Endpoint) bool {
 	others := 0 // As many Nodes may be silent as answer, of those that the API server has told of.
 	for _, n := range p.nodes {
-		others += boolInt(!p.dead[n])
+		others += boolInt(!p.dead[n] && !p.gone[p.addr(n)])
 	}
 	served := !p.noServer && p.now.Sub(p.served) >= 10*time.Second
 	if p.modes[name] != service.EjectOn || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink ||
@@ -265,7 +277,8 @@ func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e se
 		return false
 	}
 	answering, remote := [2]bool{}, false
-	lost := p.dead[e.Node] && p.places[e.Addr.Addr()] == e.Node && !p.brief[e.Node] && !p.firewall && served
+	lost := p.dead[e.Node] && p.places[e.Addr.Addr()] == e.Node && !p.brief[e.Node] && served && len(p.nodes) > 1 &&
+		!p.firewall && !p.gone[p.addr(e.Node)] && p.now.Sub(p.filtered) > 75*time.Second // pauseFiltered and more
 	for _, list := range []share.Addresses{c.Cluster, c.Local} {
 		out, taker := 0, false
 		for a := range list.All() {
