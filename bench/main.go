@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -58,7 +57,6 @@ type options struct {
 	kubeProxy string
 	proxies   []string
 	check     bool
-	add       bool
 }
 
 func newCommand() *cobra.Command {
@@ -77,8 +75,8 @@ func newCommand() *cobra.Command {
 		"reported as more than that")
 	f.StringVar(&o.only, "only", "", "one part: control, data, flows or node (default all)")
 	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 `+
-		`LB" (default all)`)
-	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
+		`LB" (default "10000x10")`)
+	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default 1, 1000 and 10000)")
 	f.StringVar(&o.out, "out", "", "directory for the JSON (default docs/bench; of a quick run bin/bench)")
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
@@ -91,8 +89,6 @@ func newCommand() *cobra.Command {
 		"the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+
 		"; repeat it for several (default all)")
-	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones "+
-		"of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand(), newEjectCommand(), newNodeLossCommand(), newTenantsCommand())
 	return cmd
@@ -159,42 +155,34 @@ func (o *options) setup(log io.Writer) proxies.Setup {
 }
 
 func (o *options) controlPlane(log io.Writer) (part, error) {
-	setup := o.setup(log)
-	c := control.Config{Setup: setup, Sizes: control.Sizes(), Samples: control.Full()}
+	c := control.Config{Setup: o.setup(log), Samples: control.Full()}
 	p := part{name: "control"}
-	sizes := o.sizes
 	if o.quick {
 		c.Samples, p.leftOut = control.Quick(), control.LeftOut()
-		if len(sizes) == 0 {
-			sizes = []string{result.Small}
-		}
 	}
-	return p.control(c, sizes)
+	return p.control(c, o)
 }
 
-// node is what a node pays: at the size that most targets name.
+// node is what a node pays.
 func (o *options) node(log io.Writer) (part, error) {
 	p := part{name: "node"}
 	c := control.Config{Setup: o.setup(log), Samples: control.Full(), Node: true, Rounds: o.rounds}
-	sizes := o.sizes
-	if len(sizes) == 0 {
-		sizes = []string{result.Usual}
-	}
 	if o.quick {
 		c.Samples, p.leftOut = control.Quick(), []string{"node: all rates with kube-proxy; nftproxy goes through 10 s of " +
 			"each instead of 30"}
-		if len(o.sizes) == 0 {
-			sizes = []string{result.Small}
-		}
 	}
-	return p.control(c, sizes)
+	return p.control(c, o)
 }
 
-// control makes it a part that package control measures, at sizes by their names, or at
-// those of the configuration.
-func (p part) control(c control.Config, sizes []string) (part, error) {
-	if len(sizes) > 0 {
-		c.Sizes = nil
+// control makes it a part that package control measures.
+func (p part) control(c control.Config, o *options) (part, error) {
+	sizes := o.sizes
+	switch {
+	case len(sizes) > 0:
+	case o.quick:
+		sizes = []string{result.Small}
+	default:
+		sizes = []string{result.Usual}
 	}
 	for _, text := range sizes {
 		s, err := control.Find(text)
@@ -233,15 +221,6 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 	defer abort(nil)
 	r := newRecorder(result.Report{Facts: facts, Started: time.Now(), Quick: o.quick}, filepath.Join(o.out, o.json),
 		os.Stderr, abort)
-	if o.add {
-		before, err := result.Read(r.path)
-		if err == nil {
-			err = r.addTo(before)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // no report yet: this is the first piece
-			return err
-		}
-	}
 	parts, err := o.parts(r)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,51 +19,28 @@ func record(t *testing.T, path string) (*recorder, context.Context) {
 	return newRecorder(result.Report{Facts: facts, Started: time.Now()}, path, io.Discard, abort), ctx
 }
 
-// TestPieces: a second run adds to the file of the first. A run with another version of a
-// program ends, and leaves the file unchanged.
-func TestPieces(t *testing.T) {
+// TestRecorder: the file has each cell as soon as it is measured.
+func TestRecorder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
-	read := func() *result.Report {
-		t.Helper()
-		r, err := result.Read(path)
-		if err != nil {
-			t.Fatal(err)
+	r, ctx := record(t, path)
+	r.Version("nft", "1")
+	for n, size := range []string{"1", "2"} {
+		r.Put(result.Cell{Question: "q", Backend: "b", Size: size})
+		if there, err := result.Read(path); err != nil || len(there.Cells) != n+1 {
+			t.Fatalf("%v, error %v, want %d cells", there, err, n+1)
 		}
-		return r
 	}
-	first, _ := record(t, path)
-	first.Version("nft", "1")
-	first.Put(result.Cell{Question: "q", Backend: "b", Size: "1"})
-	if _, err := first.finish(); err != nil {
-		t.Fatal(err)
+	report, err := r.finish()
+	if err != nil || len(report.Cells) != 2 || report.Facts.Versions["nft"] != "1" || ctx.Err() != nil {
+		t.Errorf("%+v, error %v, run %v", report, err, ctx.Err())
 	}
+}
 
-	second, ctx := record(t, path)
-	if err := second.addTo(read()); err != nil {
-		t.Fatal(err)
-	}
-	second.Version("nft", "1")
-	second.Put(result.Cell{Question: "q", Backend: "b", Size: "2"})
-	if n := len(read().Cells); n != 2 {
-		t.Errorf("%d cells in the file as soon as the second is measured, want 2", n)
-	}
-	whole, err := second.finish()
-	if err != nil || len(whole.Cells) != 2 || ctx.Err() != nil {
-		t.Errorf("%d cells, error %v, run %v", len(whole.Cells), err, ctx.Err())
-	}
-
-	other, ctx := record(t, path)
-	if err := other.addTo(read()); err != nil {
-		t.Fatal(err)
-	}
-	other.Version("nft", "2")
-	if ctx.Err() == nil {
-		t.Error("the run goes on with another version")
-	}
-	if _, err := other.finish(); err == nil || !strings.Contains(err.Error(), "version was 1 and is 2") {
-		t.Errorf("error %v", err)
-	}
-	if n := len(read().Cells); n != 2 {
-		t.Errorf("%d cells in the file afterwards, want 2", n)
+// A report that cannot be written ends the run.
+func TestRecorderFails(t *testing.T) {
+	r, ctx := record(t, filepath.Join(t.TempDir(), "none", "report.json"))
+	r.Put(result.Cell{Question: "q", Backend: "b", Size: "1"})
+	if _, err := r.finish(); err == nil || ctx.Err() == nil {
+		t.Errorf("error %v, run %v", err, ctx.Err())
 	}
 }

@@ -71,14 +71,8 @@ func Quick() Samples {
 
 // LeftOut says what a quick run leaves out.
 func LeftOut() []string {
-	var rest string
-	for _, s := range Sizes() {
-		if s.Name != result.Small {
-			rest += ", " + s.Name
-		}
-	}
 	return []string{
-		"control plane: the sizes " + rest[2:],
+		"control plane: the size " + result.Usual,
 		"control plane: the changes at constant rates with kube-proxy; nftproxy goes through 10 s of each " +
 			"instead of a minute",
 		"control plane: most samples; a p99 of few samples is their maximum",
@@ -88,7 +82,7 @@ func LeftOut() []string {
 // Cells is the number of cells that Run puts.
 func (c Config) Cells() int {
 	n := 0
-	for _, s := range c.Sizes {
+	for range c.Sizes {
 		if !c.Node {
 			n++ // the bare kernel's
 		}
@@ -97,7 +91,7 @@ func (c Config) Cells() int {
 			continue
 		}
 		for _, name := range append([]string{result.NFTProxy}, result.KubeProxies()...) {
-			if c.Wants(name) && (name == result.NFTProxy || !s.OursOnly) {
+			if c.Wants(name) {
 				n += len(c.proxyQuestions(name))
 			}
 		}
@@ -151,9 +145,6 @@ func (r *run) all(ctx context.Context, backends []backend) (err error) {
 		}
 	}
 	for _, b := range backends {
-		if r.size.OursOnly && !b.Ours {
-			continue
-		}
 		r.backend(ctx, b)
 		if err := ctx.Err(); err != nil {
 			return err

@@ -42,10 +42,9 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	size.OursOnly = true
 	for _, node := range []bool{false, true} {
 		c := Config{
-			Setup: proxies.Setup{NFTProxy: binary, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size}, Node: node,
+			Setup: proxies.Setup{NFTProxy: binary, Only: []string{result.NFTProxy}, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size}, Node: node,
 			Samples: Samples{Starts: 2, Changes: 5, Churn: time.Second, Budget: time.Minute, Node: time.Second},
 		}
 		var sink recorded

@@ -17,27 +17,6 @@ type Size struct {
 	// LoadBalancer makes each Service have a node port and two ingress
 	// addresses beside its cluster IP.
 	LoadBalancer bool
-	// OursOnly leaves kube-proxy out.
-	OursOnly bool
-}
-
-// Sizes lists the sizes in the order in which they are measured. The size that most
-// targets name comes first, so that an interrupted run has it.
-func Sizes() []Size {
-	sizes := []Size{
-		{Services: 10_000, Endpoints: 10},
-		{Services: 1_000, Endpoints: 10},
-		{Services: 30_000, Endpoints: 10, OursOnly: true},
-		{Services: 5_006, Endpoints: 50},
-		{Services: 44_000, Endpoints: 1},
-		{Services: 30_000, Endpoints: 3},
-		{Services: 1, Endpoints: 10_000},
-		{Services: 5_000, Endpoints: 20, LoadBalancer: true},
-	}
-	for i := range sizes {
-		sizes[i].Name = name(sizes[i])
-	}
-	return sizes
 }
 
 func name(s Size) string {
@@ -48,17 +27,10 @@ func name(s Size) string {
 	return text
 }
 
-// Find returns the size of a name, with or without commas: one of the list, or any other
-// of the form 100x10 or 100x10 LB.
+// Find returns the size of a name of the form 100x10 or 100x10 LB, with or without commas.
 func Find(text string) (Size, error) {
-	plain := func(s string) string { return strings.ReplaceAll(s, ",", "") }
-	for _, s := range Sizes() {
-		if plain(s.Name) == plain(text) {
-			return s, nil
-		}
-	}
 	var s Size
-	rest, balanced := strings.CutSuffix(plain(text), " LB")
+	rest, balanced := strings.CutSuffix(strings.ReplaceAll(text, ",", ""), " LB")
 	if _, err := fmt.Sscanf(rest, "%dx%d", &s.Services, &s.Endpoints); err != nil || s.Services < 1 || s.Endpoints < 1 {
 		return s, fmt.Errorf("size %q: want the number of services and that of endpoints of each, such as 1000x10", text)
 	}

@@ -265,17 +265,22 @@ func (m *Machine) Answered(now time.Time, a Ask, answer Answer, facts Facts) {
 }
 
 func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
-	cut := m.network(now).gone() // perhaps only since few Nodes have answered yet
+	was := m.network(now)
 	e.answered = now
 	m.clear(e)
 	back := false
 	for _, n := range m.nodes {
-		if !n.begun.IsZero() && n.facts.has(e.addr.Addr()) { // by the API server's words
-			back = back || n.failed >= enough
-			m.alive(now, n, pauseFiltered)
+		if n.begun.IsZero() || !n.facts.has(e.addr.Addr()) { // by the API server's words
+			continue
 		}
+		pause := pauseFiltered
+		if was.elsewhere.Before(n.begun) { // Nothing has answered: it may have been this node's own network.
+			pause = pauseNode
+		}
+		back = back || n.failed >= enough
+		m.alive(now, n, pause)
 	}
-	if back && cut { // What failed while the network was gone says nothing any more.
+	if back && was.gone() { // What failed while the network was gone says nothing any more.
 		m.allAgain()
 	}
 }

@@ -69,13 +69,13 @@ type play struct {
 	met           map[netip.AddrPort]bool      // by a client, since it died
 	up            map[netip.AddrPort]time.Time // since when it answers this node
 	outs          int
-	// filtered is when what asks nodes was forbidden or allowed last, connected when this node's network came back, and
-	// served when the API server did.
+	// filtered is when what asks any node was forbidden or allowed last, hidden when a firewall hid one last, connected
+	// when this node's network came back, and served when the API server did.
 	filtered, connected, served time.Time
 	// turned is when a node has died or come back last, and brief says that this was soon after the time before.
-	turned map[string]time.Time
-	brief  map[string]bool
-	log    []string
+	turned, hidden map[string]time.Time
+	brief          map[string]bool
+	log            []string
 }
 
 type key struct {
@@ -87,7 +87,7 @@ func newPlay(t *testing.T, seed uint64) *play {
 	w := newWorld(t)
 	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{},
 		owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}, up: map[netip.AddrPort]time.Time{},
-		turned: map[string]time.Time{}, brief: map[string]bool{}}
+		turned: map[string]time.Time{}, hidden: map[string]time.Time{}, brief: map[string]bool{}}
 	w.rng = rand.New(rand.NewPCG(seed, 7))
 	w.forbidden = func(to netip.AddrPort, client string) bool {
 		return p.denied[to.Addr()] && (client == "node" || client == "denied")
@@ -167,10 +167,12 @@ func (p *play) happen() {
 		}
 		p.note("no server: %v", p.noServer)
 	case 7:
-		p.firewall, p.filtered = p.chance(5), p.now
+		if was := p.firewall; was != p.chance(5) {
+			p.firewall, p.filtered = !was, p.now
+		}
 		p.note("firewall: %v", p.firewall)
 	case 14: // A firewall of one node.
-		p.gone[p.addr(node)], p.filtered = p.chance(3), p.now
+		p.gone[p.addr(node)] = p.chance(3)
 		p.note("firewall of %s: %v", node, p.gone[p.addr(node)])
 	case 8:
 		if p.uplink = p.chance(5); !p.uplink {
@@ -224,6 +226,11 @@ func (p *play) change(name service.Name, change func(*service.Endpoint)) {
 
 // ask asks the oracle.
 func (p *play) ask() {
+	for _, n := range p.nodes {
+		if p.firewall || p.gone[p.addr(n)] {
+			p.hidden[n] = p.now
+		}
+	}
 	for _, name := range p.services {
 		s := p.builder.Snapshot().Services.At(name)
 		whole := share.Unadjusted(p.builder.Snapshot(), name)
@@ -266,9 +273,12 @@ func (p *play) lasts(since map[key]time.Time, k key, is bool, d time.Duration) b
 
 // owes says that an endpoint that is not left out should be.
 func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e service.Endpoint) bool {
-	others := 0 // As many Nodes may be silent as answer, of those that the API server has told of.
+	// As many Nodes may be silent as answer, of those that the API server has told of. One that a firewall hid is not asked
+	// for a minute.
+	hidden := func(n string) bool { return p.now.Sub(p.hidden[n]) < 75*time.Second }
+	others := 0
 	for _, n := range p.nodes {
-		others += boolInt(!p.dead[n] && !p.gone[p.addr(n)])
+		others += boolInt(!p.dead[n] && (p.firewall || !hidden(n)))
 	}
 	served := !p.noServer && p.now.Sub(p.served) >= 10*time.Second
 	if p.modes[name] != service.EjectOn || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink ||
@@ -278,7 +288,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e se
 	}
 	answering, remote := [2]bool{}, false
 	lost := p.dead[e.Node] && p.places[e.Addr.Addr()] == e.Node && !p.brief[e.Node] && served && len(p.nodes) > 1 &&
-		!p.firewall && !p.gone[p.addr(e.Node)] && p.now.Sub(p.filtered) > 75*time.Second // pauseFiltered and more
+		!hidden(e.Node)
 	for _, list := range []share.Addresses{c.Cluster, c.Local} {
 		out, taker := 0, false
 		for a := range list.All() {
