@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/pace"
 	"nftproxy/nft"
 )
 
-// maxWrites bounds the transactions in which one sync tries to write the same tables.
-// Each but the first few leaves out at least one more part. The next sync takes up the
-// rest.
+// maxWrites bounds the transactions in which one sync tries to write the same tables. Each but the first few leaves out
+// at least one more part.
 const maxWrites = 32
 
 // applier writes programs to the kernel, as far as the kernel takes them. Both families
@@ -30,7 +30,8 @@ type applier struct {
 	// generationRead is its number just before the last read.
 	generation, generationRead uint32
 	quarantine                 *quarantine
-	shortage                   shortage
+	// shortSyncs are the syncs that failed in a row for want of memory.
+	shortSyncs int
 }
 
 func newApplier(k Kernel, jitter func() float64) applier {
@@ -52,7 +53,10 @@ func (a *applier) applyProgram(s *Sync) error {
 		a.retryDueParts(s, succeeded)
 	}
 	a.separate = len(failed) > 0
-	a.shortage.syncEnded(failed)
+	a.shortSyncs++
+	if !isShort(failed) {
+		a.shortSyncs = 0
+	}
 	s.Applied, s.Quarantined = inForce(a.tables), a.quarantine.reasons()
 	s.Found, a.found = a.found, nil
 	if a.separate {
@@ -130,9 +134,8 @@ func (a *applier) readUnread(s *Sync, want *nft.Program, tables []*familyTable) 
 			return err // Own says in its error what it did; so do the other methods.
 		}
 	}
-	// The generation is from before the read, so that a write in between leads to
-	// another read. The checks compare with an older one if only one family is read
-	// now: the other may have changed since then.
+	// The generation is from before the read, so that a write in between leads to another read. If only one family is
+	// read now, the checks compare with an older one: the other family may have changed since then.
 	generation, err := a.kernel.Generation()
 	if err != nil {
 		return err
@@ -158,20 +161,23 @@ func (a *applier) readTable(t *familyTable, want *nft.Program) error {
 	if contents != nil {
 		m.Put(contents)
 	}
-	if t.wasRead(nft.Adopt(m, want)) {
-		a.reportFound(contents)
+	if !t.everRead {
+		if a.found == nil {
+			a.found = nft.NewModel()
+		}
+		if contents != nil {
+			a.found.Put(contents)
+		}
 	}
+	id := want.Table(t.family).ID()
+	t.wasRead(nft.Adopt(m, want), func() bool { return a.ours(id) })
 	return nil
 }
 
-// reportFound keeps the contents of a table for the Sync; nil is no table.
-func (a *applier) reportFound(contents *nft.Contents) {
-	if a.found == nil {
-		a.found = nft.NewModel()
-	}
-	if contents != nil {
-		a.found.Put(contents)
-	}
+// ours says whether no other program can change the table, as from Linux 6.9 on.
+func (a *applier) ours(id nft.TableID) bool {
+	owned, err := a.kernel.Owned(id)
+	return err == nil && owned
 }
 
 // tampered says whether another program has written to the ruleset and may have
@@ -183,33 +189,14 @@ func (a *applier) tampered() bool {
 		return false
 	}
 	a.generation = generation
-	tampered := false
-	for _, t := range a.tables {
-		if t.known == unread || !t.exists() {
-			continue
-		}
-		if owned, err := a.kernel.Owned(t.inKernel().ID()); err != nil || !owned {
-			t.mustBeRead()
-			tampered = true
-		}
-	}
-	return tampered
+	return a.mustReadWhere(func(have *nft.Table) bool { return !a.ours(have.ID()) })
 }
 
 // owned says whether the kernel keeps all other programs from changing our tables. It asks
 // the kernel once after each read.
 func (a *applier) owned() bool {
 	for _, t := range a.tables {
-		if t.known != written || !t.exists() {
-			return false
-		}
-		if t.ownership == unasked {
-			t.ownership = shared
-			if owned, err := a.kernel.Owned(t.inKernel().ID()); err == nil && owned {
-				t.ownership = ours
-			}
-		}
-		if t.ownership != ours {
+		if t.known != written || !t.exists() || !t.ours() {
 			return false
 		}
 	}
@@ -223,19 +210,21 @@ func (a *applier) lost(parts bool) bool {
 	if err != nil || generation == a.generation {
 		return false
 	}
-	lost := false
+	return a.mustReadWhere(func(have *nft.Table) bool {
+		n, err := a.kernel.Objects(have.ID())
+		return err == nil && (n == 0 || parts && n < have.Chains.Len()+have.Sets.Len()+have.Timeouts.Len())
+	})
+}
+
+// mustReadWhere has those of our tables in the kernel read before the next plan that are so, and says whether any is.
+func (a *applier) mustReadWhere(is func(have *nft.Table) bool) (found bool) {
 	for _, t := range a.tables {
-		if t.known == unread || !t.exists() {
-			continue
-		}
-		have := t.inKernel()
-		if n, err := a.kernel.Objects(have.ID()); err == nil && (n == 0 || parts && n < have.Chains.Len()+have.Sets.Len()+
-			have.Timeouts.Len()) {
+		if t.known != unread && t.exists() && is(t.inKernel()) {
 			t.mustBeRead()
-			lost = true
+			found = true
 		}
 	}
-	return lost
+	return found
 }
 
 // plan returns the batch for all of the tables, and what the kernel holds of each
@@ -276,23 +265,13 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 	return nil
 }
 
-// mustRead says whether some table has to be read before the next plan.
 func (a *applier) mustRead() bool { return len(tablesThatAre(unread, a.tables[:])) > 0 }
 
-// due is when the applier has work although no snapshot comes; the zero time
-// means never.
+// due is when the applier has work although no snapshot comes; the zero time means never.
 func (a *applier) due() time.Time {
 	due := a.quarantine.nextRetry()
 	for _, t := range a.tables {
-		due = earlier(due, t.state.Due()) // when something idle is to be removed
+		due = pace.Soonest(due, t.state.Due()) // when something idle is to be removed
 	}
 	return due
-}
-
-// earlier of two times, of which the zero time is none.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -45,13 +45,9 @@ type Config struct {
 	// RetryPeriod is the time after which a failed sync is repeated although
 	// nothing has changed.
 	RetryPeriod time.Duration
-	// CheckPeriod is how often the loop checks for changes to the ruleset by other
-	// programs; 0 means never. A check costs microseconds. After such a change the
-	// loop reads the tables that we do not own, and repairs them if need be. A ruleset
-	// that changes all the time leads to reads for less than a hundredth of the time,
-	// and meanwhile only the loss of a table, chain or set is repaired at once. A program
-	// that changes our tables again and again is answered eight times at once, and then
-	// twice to four times a minute; only a table that has gone is always made again at once.
+	// CheckPeriod is how often the loop checks for changes to the ruleset by other programs; 0 means never. A check costs
+	// microseconds. After such a change the loop reads the tables that we do not own, and repairs them if need be, as
+	// often as checkRest and repairBurst let it. A table that has gone is always made again at once.
 	CheckPeriod time.Duration
 	// OwnedCheckPeriod takes the place of CheckPeriod, if it is longer, while no other
 	// program can change our tables. A proxy at rest spends its time on these checks.
@@ -182,8 +178,8 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Syn
 		if at := l.nextSync(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
-		// If nothing went to the kernel, the next change is the first after a rest. A pod's new
-		// interface, for example, changes the node's addresses just before its endpoint comes.
+		// If nothing went to the kernel, the next change is the first after a rest: a pod's new
+		// interface changes the node's addresses just before its endpoint comes.
 		if s.Err != nil || s.Written > 0 {
 			l.pacing.wrote(time.Now())
 		}
@@ -244,8 +240,7 @@ func (l *Loop) sync(why reason) Sync {
 }
 
 // check looks whether another program calls for a sync. Beyond the budget for doubts it only looks whether something
-// is lost, and beyond the one for losses not even that: a program that removes a table again and again costs no more
-// than the two.
+// is lost, and beyond the one for losses not even that.
 func (l *Loop) check() reason {
 	repair, forDoubt, forLoss := l.pacing.may(time.Now())
 	switch {
@@ -267,7 +262,6 @@ func (l *Loop) doubtful() bool {
 	return !repair && forDoubt && l.applier.tampered()
 }
 
-// checkPeriod is the time from one check to the next.
 func (l *Loop) checkPeriod() time.Duration {
 	if l.config.OwnedCheckPeriod > l.config.CheckPeriod && l.applier.owned() {
 		return l.config.OwnedCheckPeriod
@@ -275,16 +269,15 @@ func (l *Loop) checkPeriod() time.Duration {
 	return l.config.CheckPeriod
 }
 
-// nextSync is when the loop has work although no snapshot comes: to remove idle
-// chains or to try refused parts again. After a sync that failed all of it waits
-// for RetryPeriod, since it could not be done before.
+// nextSync is when the loop has work although no snapshot comes. After a sync that failed all of it waits for
+// RetryPeriod, since it could not be done before.
 func (l *Loop) nextSync(s Sync) time.Time {
 	retry := time.Now().Add(l.config.RetryPeriod)
 	switch {
 	case s.Err != nil:
 		return retry
 	case l.applier.mustRead():
-		return earlier(l.applier.due(), retry)
+		return pace.Soonest(l.applier.due(), retry)
 	}
 	return l.applier.due()
 }

@@ -31,10 +31,9 @@ const (
 // irregular. A rest delays the change, and wakes the process once more.
 const restsFrom = 100 * time.Millisecond
 
-// These bound the CPU time of syncs in the long run: one part in syncRest of a core, and a
-// burst beyond that, which is for first loads and rollouts. Most changes cost 0.1 ms and
-// never reach it. But some make the kernel walk through all Services (docs/internals/data-path.md, 'A
-// scaled Service'), and one Service that makes such changes all the time would take most of a core.
+// These bound the CPU time of syncs in the long run: one part in syncRest of a core, and a burst beyond that, for first
+// loads and rollouts. Most changes cost 0.1 ms and never reach it, but some make the kernel walk through all Services
+// (docs/internals/data-path.md, 'A scaled Service').
 const (
 	syncRest  = 10
 	syncBurst = 10 * time.Second
@@ -83,24 +82,19 @@ func shares(s *Sync, last *nft.Program) map[string]int {
 	return sums
 }
 
-// These bound what other programs cost that change the ruleset: in the long run one part
-// in so many of the time goes into syncs that read our tables for it, and a burst beyond that after a
-// rest. Reads for which there is but a doubt and repairs of a loss have a budget each:
-// a busy ruleset uses up the first, and must not keep the loop from restoring a table that
-// goes for the second time. A flush is restored again and again, some thirty times in a
-// row at 10,000 Services.
+// These bound what other programs cost that change the ruleset: in the long run one part in so many of the time goes into
+// syncs that read our tables for it, and a burst beyond that after a rest. Reads for a mere doubt and repairs of a loss
+// have a budget each: a busy ruleset must not keep the loop from restoring a table that goes for the second time. A flush
+// is restored some thirty times in a row at 10,000 Services.
 const (
 	checkRest  = 120
 	doubtBurst = 2 * time.Second
 	lossBurst  = 10 * time.Second
 )
 
-// These bound how often the loop repairs tables that another program changes again and
-// again. Two proxies that keep the same tables with different options would otherwise
-// write them over and over, as often as they look. The burst is for a program that changes
-// them a few times, such as another proxy in its last seconds. Beyond it the loop waits for one to
-// two periods after each repair: two proxies do not wait for the same time, so each of them
-// is in force for a while, and their writes do not meet.
+// These bound how often the loop repairs tables that another program changes again and again, such as a proxy with other
+// options. The burst is for another proxy in its last seconds. Beyond it the loop waits for one to two periods after each
+// repair: two proxies do not wait for the same time, so each of them is in force for a while, and their writes do not meet.
 const (
 	repairBurst  = 8
 	repairPeriod = 15 * time.Second
@@ -151,9 +145,8 @@ func (p *pacing) left(now time.Time) time.Duration {
 	return left
 }
 
-// long returns how long the next sync has to wait because syncs have taken too much CPU time:
-// until the last sync and the rest after it are within the share. The rest after a cheap sync
-// is short, whatever earlier syncs have cost.
+// long returns how long the next sync has to wait because syncs have taken too much CPU time: until the last sync and
+// the rest after it are within the share, whatever earlier syncs have cost.
 func (p *pacing) long(now time.Time) time.Duration {
 	ready := p.cpu.Ready()
 	if !now.Before(ready) {
@@ -179,7 +172,6 @@ func (p *pacing) spent(now time.Time, why reason, took, cpu time.Duration) {
 	}
 }
 
-// repaired notes a repair.
 func (p *pacing) repaired(now time.Time) {
 	if p.repairs.AllowN(now, 1); p.repairs.TokensAt(now) < 1 {
 		p.repairAfter = now.Add(time.Duration((1 + p.jitter()) * float64(repairPeriod)))

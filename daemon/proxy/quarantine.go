@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/nft"
 )
 
@@ -36,10 +37,8 @@ func (q *quarantine) follow(p *nft.Program, now time.Time) {
 	}
 }
 
-// refused leaves a part out because of a refusal.
 func (q *quarantine) refused(name string, content partPair, err error, now time.Time) {
-	r := q.part(name, content)
-	r.hold(err)
+	r := q.part(name, content, err)
 	r.refusals++
 	r.refusedAt, r.retryAt = now, now.Add(backOff(r.refusals, q.jitter()))
 }
@@ -47,30 +46,32 @@ func (q *quarantine) refused(name string, content partPair, err error, now time.
 // setAside leaves a part out that is due at once: it goes in, or is refused, in
 // a transaction of its own.
 func (q *quarantine) setAside(name string, content partPair, err error, now time.Time) {
-	r := q.part(name, content)
-	r.hold(err)
-	r.retryAt = now
+	q.part(name, content, err).retryAt = now
 }
 
-// part returns the part of that name. It is a new one where none is known.
-func (q *quarantine) part(name string, content partPair) *refusedPart {
-	if q.parts[name] == nil {
-		q.parts[name] = &refusedPart{content: content}
+// part returns the part of that name, to be held because of an error. It is a new one where none is known.
+func (q *quarantine) part(name string, content partPair, err error) *refusedPart {
+	r := q.parts[name]
+	if r == nil {
+		r = &refusedPart{content: content}
+		q.parts[name] = r
 	}
-	return q.parts[name]
+	if !r.held() || r.refusals == 0 {
+		r.err = err
+	}
+	return r
 }
 
-// leavesOut says whether the part is held.
 func (q *quarantine) leavesOut(name string) bool {
 	r := q.parts[name]
-	return r != nil && r.state == held
+	return r != nil && r.held()
 }
 
 // accepted is for parts that the kernel took. Those without refusals are forgotten.
 func (q *quarantine) accepted(names []string) {
 	for _, name := range names {
 		r := q.parts[name]
-		if r.state = probation; r.refusals == 0 {
+		if r.retryAt = (time.Time{}); r.refusals == 0 {
 			delete(q.parts, name)
 		}
 	}
@@ -90,7 +91,7 @@ func (q *quarantine) dueParts(now time.Time) []string {
 	}
 	var names []string
 	for name, r := range q.parts {
-		if r.state == held && !r.retryAt.After(now) {
+		if r.held() && !r.retryAt.After(now) {
 			names = append(names, name)
 		}
 	}
@@ -104,9 +105,7 @@ func (q *quarantine) dueParts(now time.Time) []string {
 func (q *quarantine) nextRetry() time.Time {
 	var next time.Time
 	for _, r := range q.parts {
-		if r.state == held {
-			next = earlier(next, r.retryAt)
-		}
+		next = pace.Soonest(next, r.retryAt)
 	}
 	if !next.IsZero() && next.Before(q.pausedUntil) {
 		return q.pausedUntil
@@ -135,7 +134,7 @@ func (q *quarantine) withoutHeld(p *nft.Program, tried []string) *nft.Program {
 func (q *quarantine) reasons() map[string]error {
 	var reasons map[string]error
 	for name, r := range q.parts {
-		if r.state == held {
+		if r.held() {
 			if reasons == nil {
 				reasons = map[string]error{}
 			}

@@ -25,10 +25,9 @@ func partsOf(p *nft.Program, name string) partPair {
 	return partPair{p.IPv4.Parts.At(name), p.IPv6.Parts.At(name)}
 }
 
-// empty says that the program does not have the part.
 func (p partPair) empty() bool { return p == partPair{} }
 
-// partState is how the quarantine treats a part that the kernel refused:
+// refusedPart is a part that the kernel refused, or that was set aside. It is held or on probation:
 //
 //	state      event           next state
 //	-          refused         held, retry after 0.5-1 s
@@ -44,19 +43,9 @@ func (p partPair) empty() bool { return p == partPair{} }
 //	both       gone            forgotten
 //
 // The program that is written leaves out a held part. The part is due when its
-// time to retry has come: it then has a transaction after all else is in force.
-type partState uint8
-
-const (
-	held partState = iota
-	// probation is for a part that the kernel has accepted. If the kernel refuses
-	// it soon, it waits longer than a part that was never refused.
-	probation
-)
-
-// refusedPart is a part that the kernel refused, or that was set aside.
+// time to retry has come: it then has a transaction after all else is in force. On probation is a part that the kernel
+// has accepted. If the kernel refuses it soon, it waits longer than a part that was never refused.
 type refusedPart struct {
-	state partState
 	// content is what the program has of the part.
 	content partPair
 	// err is the first refusal of the content, so that each is logged once.
@@ -64,16 +53,11 @@ type refusedPart struct {
 	// refusals counts those of the content.
 	refusals int
 	// refusedAt is when the kernel last refused the part, retryAt when a held part
-	// is due.
+	// is due; it is zero on probation.
 	refusedAt, retryAt time.Time
 }
 
-func (r *refusedPart) hold(err error) {
-	if r.state == probation || r.refusals == 0 {
-		r.err = err
-	}
-	r.state = held
-}
+func (r *refusedPart) held() bool { return !r.retryAt.IsZero() }
 
 // follow compares the part with its content in the wanted program. It returns
 // whether the part is forgotten.
@@ -82,7 +66,7 @@ func (r *refusedPart) follow(content partPair, now time.Time) (forgotten bool) {
 	switch {
 	case content.empty():
 		return true
-	case r.state == probation:
+	case !r.held():
 		return changed || now.Sub(r.refusedAt) > probationLife
 	case changed:
 		r.content, r.refusals, r.retryAt = content, 0, now

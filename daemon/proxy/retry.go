@@ -9,10 +9,8 @@ import (
 // tried again.
 const maxRetries = 16
 
-// retryDueParts tries the parts that are due, in transactions of their own. The
-// first one has all of them. The next ones are without the parts that the kernel
-// refused by name, or are halves where it named none. A refusal costs the others
-// no read of the tables.
+// retryDueParts tries the parts that are due, in transactions of their own. The first one has all of them. The next ones
+// are without the parts that the kernel refused by name, or are halves where it named none.
 func (a *applier) retryDueParts(s *Sync, tables []*familyTable) {
 	due := a.quarantine.dueParts(time.Now())
 	if len(due) == 0 {

@@ -19,50 +19,29 @@ const (
 	patience = 5
 )
 
-// shortage is how long the kernel has had no memory even for small batches.
-type shortage struct {
-	// syncs are the failed ones in a row.
-	syncs int
-}
-
-// syncEnded counts a sync that failed for want of memory in some family.
-func (s *shortage) syncEnded(failed FamilyErrors) {
-	if !isShort(failed) {
-		s.syncs = 0
-		return
-	}
-	s.syncs++
-}
-
 // isShort says that the kernel had no memory or no room for a batch.
 func isShort(err error) bool {
 	var short interface{ Short() bool }
 	return errors.As(err, &short) && short.Short()
 }
 
-// makeRoom leaves out the largest parts, twice as many each time, so that the
-// rest goes in. False means that there is nothing to be left out.
-//
-// A large batch is split in this way: the parts to which it adds most have
-// transactions of their own when the rest is in force. A small batch fails, and
-// what is in force stays. If small batches go on failing, the largest parts of
-// the whole program make room for all others.
+// makeRoom leaves out the largest parts, twice as many each time, so that the rest goes in. False means that there is
+// nothing to be left out. The parts to which a large batch adds most have transactions of their own when the rest is in
+// force. A small batch fails; if small ones go on failing, the largest parts of the program make room for all others.
 func (i *inquiry) makeRoom(batch nft.Batch, err error) bool {
 	i.aside = max(1, 2*i.aside)
 	now := time.Now()
-	if additions, total := i.additions(batch); total >= largeBatch {
-		names := largest(additions, i.aside)
-		for _, name := range names {
-			i.quarantine().setAside(name, partsOf(i.sync.Program, name), err, now)
+	leaveOut := i.quarantine().setAside
+	sizes, total := i.additions(batch)
+	if total < largeBatch {
+		if i.applier.shortSyncs < patience {
+			return false
 		}
-		return len(names) > 0
+		leaveOut, sizes = i.quarantine().refused, i.sizes()
 	}
-	if i.applier.shortage.syncs < patience {
-		return false
-	}
-	names := largest(i.sizes(), i.aside)
+	names := largest(sizes, i.aside)
 	for _, name := range names {
-		i.quarantine().refused(name, partsOf(i.sync.Program, name), err, now)
+		leaveOut(name, partsOf(i.sync.Program, name), err, now)
 	}
 	return len(names) > 0
 }

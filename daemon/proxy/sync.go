@@ -11,9 +11,8 @@ import (
 // Sync is the result of one round of the loop.
 type Sync struct {
 	Snapshot service.Snapshot
-	// Since is when the oldest change arrived that was not in force before this
-	// sync. Earlier syncs may have tried to apply it. It is zero if there was no
-	// change and the sync only removed idle chains.
+	// Since is when the oldest change arrived that was not in force before this sync. It is zero if the sync only removed
+	// idle chains.
 	Since time.Time
 	// Changes is how many changes of objects the snapshot counts.
 	Changes service.Changes
@@ -24,11 +23,9 @@ type Sync struct {
 	Compile, Read, Plan, Apply time.Duration
 	// Encode and Commit are the two parts of Apply.
 	Encode, Commit time.Duration
-	// Program is the wanted program.
-	Program *nft.Program
-	// Applied is the program in force: Program without the parts in quarantine. In
-	// a family where Program is not in force, Applied has the last table that went
-	// in, as far as known; a table without sets means that none did yet.
+	Program        *nft.Program
+	// Applied is the program in force: Program without the parts in quarantine. In a family where Program is not in force,
+	// it has the last table that went in, as far as known, or one without sets if none did yet.
 	Applied *nft.Program
 	// Adopted says that the loop read a table whose contents were, as far as
 	// known, not those of the last Applied. The effect of its rules is then unknown.

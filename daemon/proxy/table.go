@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"sync"
+
 	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
@@ -34,20 +36,9 @@ type familyTable struct {
 	inForce *nft.Table
 	// everRead says that the table was read at least once since the start.
 	everRead bool
-	// ownership says whether other programs can change the table, as far as it was asked.
-	ownership ownership
+	// ours says whether no other program can change the table since the last read. It asks the kernel once.
+	ours func() bool
 }
-
-// ownership is what the kernel said about the owner of a table since the last read.
-type ownership uint8
-
-const (
-	unasked ownership = iota
-	// ours: no other program can change the table.
-	ours
-	// shared: any program can, as on kernels before Linux 6.9.
-	shared
-)
 
 func newFamilyTables() ip.PerFamily[*familyTable] {
 	var tables ip.PerFamily[*familyTable]
@@ -57,12 +48,9 @@ func newFamilyTables() ip.PerFamily[*familyTable] {
 	return tables
 }
 
-// wasRead keeps the state that was read. first says that the table was never read
-// before.
-func (t *familyTable) wasRead(state nft.State) (first bool) {
-	first = !t.everRead
-	t.known, t.state, t.everRead, t.ownership = read, state, true, unasked
-	return first
+// wasRead keeps the state that was read.
+func (t *familyTable) wasRead(state nft.State, ours func() bool) {
+	t.known, t.state, t.everRead, t.ours = read, state, true, sync.OnceValue(ours)
 }
 
 // wasWritten keeps the state after a batch that went in, and the table that the batch
@@ -72,7 +60,7 @@ func (t *familyTable) wasWritten(state nft.State, inForce *nft.Table) {
 }
 
 // mustBeRead has the table read before the next plan.
-func (t *familyTable) mustBeRead() { t.known, t.ownership = unread, unasked }
+func (t *familyTable) mustBeRead() { t.known = unread }
 
 // adoptedBy says whether a batch adopts contents that the loop did not write: the table
 // was read, and the batch changes something or is the first one. A batch for both
@@ -98,7 +86,6 @@ func tablesThatAre(known knowledge, tables []*familyTable) []*familyTable {
 	return list
 }
 
-// allMustBeRead has all of the tables read before the next plan.
 func allMustBeRead(tables []*familyTable) {
 	for _, t := range tables {
 		t.mustBeRead()
