@@ -55,7 +55,7 @@ func staleWindow(b *testing.B, clients int) {
 
 	runs := make(chan affinity.Run, 100)
 	ctx, cancel := context.WithCancel(b.Context())
-	sweeper := affinity.NewSweeper(conn, nil, func(r affinity.Run) { runs <- r })
+	sweeper := affinity.NewSweeper(conn, busy(), func(r affinity.Run) { runs <- r })
 	done := make(chan error)
 	go func() { done <- sweeper.Run(ctx) }()
 	defer func() {

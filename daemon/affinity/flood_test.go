@@ -206,7 +206,7 @@ func TestFloodOfOneService(t *testing.T) {
 
 		k := &counting{Conn: n.conn}
 		runs := make(chan affinity.Run, 100)
-		s := affinity.NewSweeper(k, nil, func(r affinity.Run) { runs <- r })
+		s := affinity.NewSweeper(k, busy(), func(r affinity.Run) { runs <- r })
 		s.Notify(n.program, false)
 		n.sync("a-1", "b-2")
 		s.Notify(n.program, false)

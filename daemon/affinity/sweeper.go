@@ -18,12 +18,10 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// pause is the least time between two sweeps of a map, in durations of the earlier
-// one. A sweep also waits after the sweep of another map: for pause times the
-// duration of its own map's last sweep, or until all earlier sweeps have been rested
-// for. So sweeping takes at most half a core while endpoints leave all the time, and
-// a map with short sweeps waits for one long sweep at most. The rest is no longer,
-// since until a sweep has ended clients are sent to endpoints that do not answer.
+// pause is the least time between two sweeps of a map, in durations of the earlier one. A sweep also waits after the sweep
+// of another map: for pause times the duration of its own map's last sweep, or until all earlier sweeps have been rested
+// for. So sweeping takes at most half a core, and a map with short sweeps waits for one long sweep at most. Until a sweep
+// has ended, clients are sent to endpoints that do not answer.
 const pause = 1
 
 // These bound what sweeps take in the long run: one part in longRest of a core, and a burst
@@ -35,10 +33,9 @@ const (
 	burst    = 12 * time.Second
 )
 
-// patience is how long clients may be sent to an endpoint that has gone, since the sweep
-// that is to remove them waits for CPU time. Then the map is emptied: that takes a tenth of
-// a sweep's time or less, and its clients choose an endpoint again. Clients that lose their
-// endpoint are better off than clients that get no answer.
+// patience is how long clients may be sent to an endpoint that has gone, since their sweep waits for CPU time. Then the
+// map is emptied: that takes a tenth of a sweep's time or less, and clients that lose their endpoint are better off than
+// those that get no answer.
 const patience = time.Second
 
 // lateWaits are the waits before further sweeps after one that had a reason. One
@@ -83,11 +80,9 @@ type Run struct {
 	Repeated bool
 }
 
-// Sweeper removes stale clients after syncs, in a goroutine of its own. A client
-// becomes stale only when its endpoint leaves the program: the rules may remember
-// the endpoint until the program without it is in force, and no longer. So it is
-// enough to sweep after that, and only the maps that may have the endpoint. Syncs
-// that only add endpoints cost nothing.
+// Sweeper removes stale clients after syncs, in a goroutine of its own. The rules may remember an endpoint until the
+// program without it is in force, and no longer. So it is enough to sweep after that, and only the maps that may have the
+// endpoint. Syncs that only add endpoints cost nothing.
 //
 // From the transaction to the end of the sweep, remembered clients that come
 // again are sent to the endpoint that has gone. That takes 30 ms with 10,000 clients
@@ -100,31 +95,23 @@ type Sweeper struct {
 	cpu     func() time.Duration
 	observe func(Run)
 	queue   *queue
-	// failing are the maps whose last sweep failed.
 	failing map[ruleset.AffinityName]bool
 	// ended is when the last sweep of any map ended.
 	ended time.Time
 	// rested is when all sweeps have been rested for, so that they take half a core.
 	rested time.Time
-	// budget bounds the sweeps in the long run.
 	budget pace.Budget
 
 	wake chan struct{} // holds one token while shrunk has maps
 
-	mu sync.Mutex
-	// latest is the program in force.
+	mu     sync.Mutex
 	latest *nft.Program
 	// shrunk are the maps that may have become stale and that Run has not queued yet.
 	shrunk map[ruleset.AffinityName]bool
 }
 
-// NewSweeper makes a Sweeper. cpu returns the CPU time of the process so far; nil stands for
-// a process that works all the time. Run calls observe after each sweep.
+// NewSweeper makes a Sweeper. cpu returns the CPU time of the process so far. Run calls observe after each sweep.
 func NewSweeper(k Kernel, cpu func() time.Duration, observe func(Run)) *Sweeper {
-	if cpu == nil {
-		began := time.Now()
-		cpu = func() time.Duration { return time.Since(began) }
-	}
 	return &Sweeper{
 		kernel: k, cpu: cpu, observe: observe, wake: make(chan struct{}, 1), budget: pace.Budget{Rest: longRest,
 			Burst: burst},
@@ -227,14 +214,14 @@ func (s *Sweeper) next(now time.Time) (*waitingMap, time.Time) {
 // all earlier sweeps have been rested for; and longer where sweeps have taken too much, but
 // not beyond the time at which the map is to be emptied. To empty it costs CPU time, too.
 func (s *Sweeper) allowed(now time.Time, m *waitingMap) time.Time {
-	at := sooner(s.ended.Add(pause*m.took), s.rested)
+	at := pace.Earlier(s.ended.Add(pause*m.took), s.rested)
 	ready := s.budget.Ready()
 	if !now.Before(ready) {
 		return at
 	}
-	at = pace.Later(at, sooner(s.ended.Add((longRest-1)*m.cost), ready))
+	at = pace.Later(at, pace.Earlier(s.ended.Add((longRest-1)*m.cost), ready))
 	if m.asked {
-		at = sooner(at, pace.Later(s.ended.Add((longRest-1)*m.forgetCost), m.askedAt.Add(patience)))
+		at = pace.Earlier(at, pace.Later(s.ended.Add((longRest-1)*m.forgetCost), m.askedAt.Add(patience)))
 	}
 	return at
 }
@@ -242,28 +229,27 @@ func (s *Sweeper) allowed(now time.Time, m *waitingMap) time.Time {
 // mustForget says whether the map is to be emptied, since there is no time for its sweep.
 func (s *Sweeper) mustForget(now time.Time, m *waitingMap) bool {
 	ready := s.budget.Ready()
-	return m.asked && now.Before(ready) && now.Before(sooner(s.ended.Add((longRest-1)*m.cost), ready))
+	return m.asked && now.Before(ready) && now.Before(pace.Earlier(s.ended.Add((longRest-1)*m.cost), ready))
 }
 
 // sweepMap sweeps one map. A map that has left the program needs no sweep: it gets one
 // when it comes back.
 func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
-	j, ok := newClientJudge(s.newest(), m.name)
+	program := s.newest()
+	current, ok := ruleset.AffinityOf(program, m.name)
 	if !ok {
 		s.queue.remove(m)
 		delete(s.failing, m.name)
 		return
 	}
 	start, spent := time.Now(), s.cpu()
-	run := Run{Name: m.name, Limit: j.current.Set.Limit(), Forgotten: s.mustForget(start, m)}
+	run := Run{Name: m.name, Limit: current.Set.Limit(), Forgotten: s.mustForget(start, m)}
 	s.queue.begin(m, start)
 	var err error
 	if run.Forgotten {
-		err = s.kernel.Forget(j.current.Table, j.current.Set)
+		err = s.kernel.Forget(current.Table, current.Set)
 	} else {
-		run.Clients, run.Swept, err = s.kernel.Sweep(ctx, j.current.Table, j.current.Set, func(key, data nft.Value) bool {
-			return j.keep(key, data, s.newest)
-		})
+		run.Clients, run.Swept, err = s.kernel.Sweep(ctx, current.Table, current.Set, s.keeper(program, current))
 	}
 	if ctx.Err() != nil {
 		return // This end of the sweep is no failure.
@@ -289,40 +275,22 @@ func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
 	s.observe(run)
 }
 
-// sooner returns the earlier of two times.
-func sooner(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
+// keeper returns a function that says whether one client stays in the map. Syncs go on during a sweep: a client stays if
+// a newer program allows its endpoint, and, until the next sweep, which is due then, if only the older one does.
+func (s *Sweeper) keeper(p *nft.Program, current ruleset.AffinityMap) func(key, data nft.Value) bool {
+	return func(key, data nft.Value) bool {
+		if current.Keep(key, data) {
+			return true
+		}
+		newest := s.newest()
+		if newest == p {
+			return false
+		}
+		p = newest
+		m, ok := ruleset.AffinityOf(p, current.Name)
+		if ok {
+			current = m
+		}
+		return ok && m.Keep(key, data)
 	}
-	return b
-}
-
-// clientJudge says which clients in a map are stale by the newest program.
-type clientJudge struct {
-	program *nft.Program
-	current ruleset.AffinityMap
-}
-
-func newClientJudge(p *nft.Program, name ruleset.AffinityName) (*clientJudge, bool) {
-	m, ok := ruleset.AffinityOf(p, name)
-	return &clientJudge{p, m}, ok
-}
-
-// keep says whether one client stays. Syncs go on during a sweep, so a newer program
-// may allow a client's endpoint: the client stays. A client whose endpoint only the
-// older program allows stays too, until the next sweep, which is due then.
-func (j *clientJudge) keep(key, data nft.Value, newest func() *nft.Program) bool {
-	if j.current.Keep(key, data) {
-		return true
-	}
-	p := newest()
-	if p == j.program {
-		return false
-	}
-	j.program = p
-	m, ok := ruleset.AffinityOf(p, j.current.Name)
-	if ok {
-		j.current = m
-	}
-	return ok && m.Keep(key, data)
 }

@@ -31,7 +31,9 @@ type bench struct {
 
 func start(t *testing.T) *bench {
 	b := &bench{t: t, kernel: newMemory(), began: time.Now()}
-	b.Sweeper = NewSweeper(b.kernel, nil, func(r Run) { b.runs = append(b.runs, r) })
+	b.Sweeper = NewSweeper(b.kernel, func() time.Duration { return time.Since(b.began) }, func(r Run) {
+		b.runs = append(b.runs, r)
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- b.Run(ctx) }()

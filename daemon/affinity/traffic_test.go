@@ -63,7 +63,7 @@ func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
-	r.sweeper = affinity.NewSweeper(r.conn, nil, func(run affinity.Run) {
+	r.sweeper = affinity.NewSweeper(r.conn, busy(), func(run affinity.Run) {
 		select {
 		case r.runs <- run:
 		case <-ctx.Done():
@@ -320,4 +320,10 @@ func TestTimeoutStartsAnew(t *testing.T) {
 	if len(fresh) != clients(ways) || least(fresh) < notRefreshed+age/2 {
 		t.Errorf("%d clients, one with %v left; without a new start %v would be left", len(fresh), least(fresh), notRefreshed)
 	}
+}
+
+// busy is the CPU time of a process that works all the time.
+func busy() func() time.Duration {
+	began := time.Now()
+	return func() time.Duration { return time.Since(began) }
 }
