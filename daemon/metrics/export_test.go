@@ -8,5 +8,5 @@ import (
 // RequestListeners are what FollowRequests gives to client-go, which takes them once in
 // a process.
 func RequestListeners(r prometheus.Registerer) clientmetrics.RegisterOpts {
-	return newRestClient(r).listeners()
+	return requestListeners(r)
 }

@@ -3,6 +3,7 @@ package metrics
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/version"
@@ -26,7 +27,7 @@ type kubeProxys struct {
 	conntrackDuration       *prometheus.HistogramVec
 	conntrackDeleted        *prometheus.CounterVec
 	healthz, livez          *prometheus.CounterVec
-	changes                 changesInForce
+	inForce                 atomic.Pointer[service.Changes] // the changes of objects, in both families
 	buildInfo               *prometheus.GaugeVec
 }
 
@@ -129,7 +130,9 @@ func (k *kubeProxys) observe(s *proxy.Sync) {
 		}
 	}
 	k.noLocal.observe(s)
-	k.changes.observe(s)
+	if s.Err == nil {
+		k.inForce.Store(&s.Changes)
+	}
 }
 
 func (k *kubeProxys) observeConntrack(r *conntrack.Run) {
@@ -166,12 +169,16 @@ type Source interface {
 // CountChanges adds the changes of the source, which is asked at each scrape.
 func (m *Metrics) CountChanges(source Source) {
 	total := func(name, help string, value func(service.Changes) uint64) {
-		m.factory.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
-			return float64(value(source.Changes()))
-		})
+		m.factory.counterFunc(name, help, func() float64 { return float64(value(source.Changes())) })
 	}
 	pending := func(name, help string, value func(service.Changes) uint64) {
-		m.factory.gaugeFunc(name, help, func() float64 { return float64(value(source.Pending(m.changes.now()))) })
+		m.factory.gaugeFunc(name, help, func() float64 {
+			inForce := m.inForce.Load()
+			if inForce == nil {
+				inForce = &service.Changes{}
+			}
+			return float64(value(source.Pending(*inForce)))
+		})
 	}
 	slices := func(c service.Changes) uint64 { return c.EndpointSlices }
 	services := func(c service.Changes) uint64 { return c.Services }
@@ -179,28 +186,6 @@ func (m *Metrics) CountChanges(source Source) {
 	total("kubeproxy_sync_proxy_rules_endpoint_changes_total", "[ALPHA] Cumulative proxy rules Endpoint changes", slices)
 	pending("kubeproxy_sync_proxy_rules_service_changes_pending", "[ALPHA] Pending proxy rules Service changes", services)
 	total("kubeproxy_sync_proxy_rules_service_changes_total", "[ALPHA] Cumulative proxy rules Service changes", services)
-}
-
-// changesInForce knows how many changes of objects are in force.
-type changesInForce struct {
-	mu    sync.Mutex
-	count service.Changes
-}
-
-func (c *changesInForce) now() service.Changes {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.count
-}
-
-// observe takes note of a sync. A change is in force only if it is so in both families.
-func (c *changesInForce) observe(s *proxy.Sync) {
-	if s.Err != nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.count = s.Changes
 }
 
 // CountInvalidDropped registers kube-proxy's metric of dropped packets, where the rule that drops them is wanted. read

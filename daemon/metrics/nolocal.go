@@ -23,14 +23,11 @@ type noLocal struct {
 	families ip.PerFamily[noLocalFamily]
 }
 
-// noLocalFamily is the snapshot in force in one family, with its count.
+// noLocalFamily is the snapshot in force in one family, with the numbers of ports, by the policy that is Local.
 type noLocalFamily struct {
-	snapshot service.Snapshot
-	ports    noLocalPorts
+	snapshot           service.Snapshot
+	internal, external int
 }
-
-// noLocalPorts are the numbers of ports, by the policy that is Local.
-type noLocalPorts struct{ internal, external int }
 
 // observe takes note of a sync, in the families where its program is in force.
 func (n *noLocal) observe(s *proxy.Sync) {
@@ -42,31 +39,28 @@ func (n *noLocal) observe(s *proxy.Sync) {
 		}
 		family := n.families.Of(f)
 		family.update(s.Snapshot, f)
-		n.internal[i]().Set(float64(family.ports.internal))
-		n.external[i]().Set(float64(family.ports.external))
+		n.internal[i]().Set(float64(family.internal))
+		n.external[i]().Set(float64(family.external))
 	}
 }
 
-// update follows a snapshot.
 func (f *noLocalFamily) update(s service.Snapshot, family ip.Family) {
-	before := f.snapshot
-	if before.Node == nil || s.Node == nil || before.Node.Name != s.Node.Name {
-		before = service.Snapshot{} // The counts are those of another node.
-		f.ports = noLocalPorts{}
+	if n := f.snapshot.Node; n == nil || s.Node == nil || n.Name != s.Node.Name {
+		*f = noLocalFamily{} // The counts are those of another node.
 	}
-	for c := range treap.Diff(before.Services, s.Services) {
+	for c := range treap.Diff(f.snapshot.Services, s.Services) {
 		if c.HadOld {
-			f.ports.add(c.Old, before.Node, family, -1)
+			f.add(c.Old, f.snapshot.Node, family, -1)
 		}
 		if c.HasNew {
-			f.ports.add(c.New, s.Node, family, 1)
+			f.add(c.New, s.Node, family, 1)
 		}
 	}
 	f.snapshot = s
 }
 
 // add counts the ports of a Service; a sign of -1 takes them off.
-func (n *noLocalPorts) add(s *service.Service, node *service.Node, family ip.Family, sign int) {
+func (f *noLocalFamily) add(s *service.Service, node *service.Node, family ip.Family, sign int) {
 	if !s.InFamily(family) || s.InternalPolicy != service.Local && s.ExternalPolicy != service.Local {
 		return
 	}
@@ -74,10 +68,10 @@ func (n *noLocalPorts) add(s *service.Service, node *service.Node, family ip.Fam
 		p := &s.Ports[i]
 		internal, external := obstacle.NoneHere(s, p, node, family)
 		if internal {
-			n.internal += sign
+			f.internal += sign
 		}
 		if external {
-			n.external += sign
+			f.external += sign
 		}
 	}
 }
