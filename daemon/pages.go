@@ -18,7 +18,6 @@ import (
 	"nftproxy/model/service"
 )
 
-// newStatusPage makes the status page.
 func newStatusPage(c Config, judge *health.Health, problems func(service.Name) []string) *statuspage.Page {
 	return statuspage.New(statuspage.Config{
 		Version: c.Version, Node: c.Node, Table: c.Rules.Table, Started: time.Now(),
@@ -67,10 +66,9 @@ func metricsHandler(c Config, flags func() map[string]string, registry *promethe
 			})
 		},
 		Profiling: c.Profiling,
-		SetVerbosity: func(n int) error {
+		SetVerbosity: func(n int) {
 			c.SetVerbosity(n)
 			c.Log.Info("changed the verbosity of the log", "v", n)
-			return nil
 		},
 	}
 	process.Install(mux, paths...)

@@ -147,7 +147,6 @@ func MetricsHandler(p Pages) (mux *http.ServeMux, paths []string) {
 	return mux, paths
 }
 
-// plain answers with a text.
 func plain(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -1,7 +1,6 @@
-// Package health answers the question whether the proxy works:
-// whether it is alive (/livez, and /healthz with kube-proxy's bodies) and ready
-// (/readyz). It also has the HTTP servers, with bounds on their connections, and the paths of the metrics server, with
-// what components of Kubernetes tell there about their own process.
+// Package health answers whether the proxy is alive (/livez, and /healthz with kube-proxy's bodies) and ready (/readyz).
+// It also has the HTTP servers, with bounds on their connections, and the paths of the metrics server, with what
+// components of Kubernetes tell there about their own process.
 //
 // The package judges by the syncs of the loop, and it repairs nothing. Package
 // listen has the health check node ports of Services.
@@ -16,29 +15,24 @@ import (
 	"nftproxy/nft"
 )
 
-// DefaultLimit is kube-proxy's limit with its default periods: twice syncPeriod.
-const DefaultLimit = time.Minute
+// Limit is how long a change may wait until it is in force: kube-proxy's limit with its default periods, twice
+// syncPeriod.
+const Limit = time.Minute
 
 // Config says what is healthy.
 type Config struct {
-	// Limit is how long a change may wait until it is in force; 0 means
-	// DefaultLimit.
-	Limit time.Duration
 	// Busy is when the sync under way began, or the zero time (proxy.Loop.Busy).
-	// If it is nil, a sync that hangs goes unnoticed.
 	Busy func() time.Time
 	// NodeEligible says whether load balancers may go on choosing this node; if
 	// not, /healthz is 503. Nil means that it is not known: it does not count then,
 	// and the answers do not mention it.
 	NodeEligible func() bool
-	// Awaiting lists, in words, the things that the first program waits for, for
-	// /readyz. It may be nil.
+	// Awaiting lists, in words, the things that the first program waits for, for /readyz.
 	Awaiting func() []string
 	// Note is what people should know although the proxy is ready, for /readyz; empty
-	// for nothing. It may be nil.
+	// for nothing.
 	Note func() string
-	// Answered is called after each answer with the path and the HTTP status. It may
-	// be nil.
+	// Answered is called after each answer with the path and the HTTP status.
 	Answered func(path string, code int)
 }
 
@@ -66,24 +60,7 @@ type familyState struct {
 }
 
 // New makes a Health for a loop before its first sync: alive, but not ready.
-func New(c Config) *Health {
-	if c.Limit == 0 {
-		c.Limit = DefaultLimit
-	}
-	if c.Busy == nil {
-		c.Busy = func() time.Time { return time.Time{} }
-	}
-	if c.Awaiting == nil {
-		c.Awaiting = func() []string { return nil }
-	}
-	if c.Note == nil {
-		c.Note = func() string { return "" }
-	}
-	if c.Answered == nil {
-		c.Answered = func(string, int) {}
-	}
-	return &Health{config: c}
-}
+func New(c Config) *Health { return &Health{config: c} }
 
 // Observe takes note of one sync.
 func (h *Health) Observe(s proxy.Sync) {
@@ -149,7 +126,7 @@ func (h *Health) Status() Status {
 	s := Status{CurrentTime: now, Healthy: true, Status: map[string]FamilyStatus{}}
 	for i, f := range nft.Families() {
 		state := h.families[i]
-		healthy := !h.late(state.failing, now) && !h.late(h.config.Busy(), now)
+		healthy := !late(state.failing, now) && !late(h.config.Busy(), now)
 		s.Status[f.Name()] = FamilyStatus{state.updated, healthy}
 		s.Healthy = s.Healthy && healthy
 		if state.updated.After(s.LastUpdated) {
@@ -160,6 +137,4 @@ func (h *Health) Status() Status {
 }
 
 // late says whether the limit has passed since a time; the zero time is never late.
-func (h *Health) late(since, now time.Time) bool {
-	return !since.IsZero() && now.Sub(since) >= h.config.Limit
-}
+func late(since, now time.Time) bool { return !since.IsZero() && now.Sub(since) >= Limit }

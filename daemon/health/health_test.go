@@ -63,9 +63,26 @@ func failed(since time.Time, err error) proxy.Sync {
 
 var errNo = errors.New("no")
 
+// newHealth fills in what a test does not ask for.
+func newHealth(c health.Config) *health.Health {
+	if c.Busy == nil {
+		c.Busy = func() time.Time { return time.Time{} }
+	}
+	if c.Awaiting == nil {
+		c.Awaiting = func() []string { return nil }
+	}
+	if c.Note == nil {
+		c.Note = func() string { return "" }
+	}
+	if c.Answered == nil {
+		c.Answered = func(string, int) {}
+	}
+	return health.New(c)
+}
+
 func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := health.New(health.Config{})
+		h := newHealth(health.Config{})
 		wantCodes(t, "at the start", h, codes{200, 200, 503})
 		time.Sleep(time.Hour)
 		wantCodes(t, "with nothing to do", h, codes{200, 200, 503})
@@ -77,7 +94,7 @@ func TestLife(t *testing.T) {
 		since := time.Now()
 		h.Observe(failed(since, errNo))
 		wantCodes(t, "after a failure", h, codes{200, 200, 200})
-		time.Sleep(health.DefaultLimit - time.Second)
+		time.Sleep(health.Limit - time.Second)
 		// Neither later changes nor retries start the clock again.
 		h.Observe(failed(time.Now(), errNo))
 		wantCodes(t, "just below the limit", h, codes{200, 200, 200})
@@ -94,12 +111,12 @@ func TestLife(t *testing.T) {
 // for ever.
 func TestFirstSyncNeverSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := health.New(health.Config{Limit: 10 * time.Second})
+		h := newHealth(health.Config{})
 		since := time.Now()
 		for range 10 {
 			h.Observe(failed(since, errNo))
 			wantCodes(t, "below the limit", h, codes{200, 200, 503})
-			time.Sleep(time.Second)
+			time.Sleep(health.Limit / 10)
 		}
 		wantCodes(t, "at the limit", h, codes{503, 503, 503})
 	})
@@ -109,9 +126,9 @@ func TestFirstSyncNeverSucceeds(t *testing.T) {
 func TestHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var busy time.Time
-		h := health.New(health.Config{Busy: func() time.Time { return busy }})
+		h := newHealth(health.Config{Busy: func() time.Time { return busy }})
 		busy = time.Now()
-		time.Sleep(health.DefaultLimit - time.Nanosecond)
+		time.Sleep(health.Limit - time.Nanosecond)
 		wantCodes(t, "below the limit", h, codes{200, 200, 503})
 		time.Sleep(time.Nanosecond)
 		wantCodes(t, "at the limit", h, codes{503, 503, 503})
@@ -124,11 +141,11 @@ func TestHang(t *testing.T) {
 // Its failure counts from its start.
 func TestFailureWithoutChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := health.New(health.Config{})
+		h := newHealth(health.Config{})
 		h.Observe(synced())
 		h.Observe(failed(time.Time{}, errNo))
 		wantCodes(t, "after the failure", h, codes{200, 200, 200})
-		time.Sleep(health.DefaultLimit)
+		time.Sleep(health.Limit)
 		wantCodes(t, "at the limit", h, codes{503, 503, 200})
 	})
 }
@@ -136,11 +153,11 @@ func TestFailureWithoutChange(t *testing.T) {
 // TestFamilies: one family can fail alone, and the body says which.
 func TestFamilies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := health.New(health.Config{})
+		h := newHealth(health.Config{})
 		first := time.Now().UTC()
 		h.Observe(failed(first, proxy.FamilyErrors{nft.IPv6: errNo}))
 		wantCodes(t, "after the failure", h, codes{200, 200, 503})
-		time.Sleep(health.DefaultLimit)
+		time.Sleep(health.Limit)
 		second := time.Now().UTC()
 		h.Observe(failed(first, proxy.FamilyErrors{nft.IPv6: errNo}))
 		time.Sleep(time.Second)
@@ -166,7 +183,7 @@ func TestFamilies(t *testing.T) {
 // yet, with the reason.
 func TestReadySaysWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := health.New(health.Config{})
+		h := newHealth(health.Config{})
 		handler := h.Handler()
 		want := func(when string, want answer) {
 			t.Helper()
@@ -188,7 +205,7 @@ func TestReadySaysWhy(t *testing.T) {
 // TestReadySaysWhatIsAwaited: before the first program, /readyz says what the proxy
 // waits for.
 func TestReadySaysWhatIsAwaited(t *testing.T) {
-	h := health.New(health.Config{Awaiting: func() []string { return []string{"EndpointSlices", "Node node-1"} }})
+	h := newHealth(health.Config{Awaiting: func() []string { return []string{"EndpointSlices", "Node node-1"} }})
 	const line = ": the first complete rules are not in the kernel yet: waiting for EndpointSlices, Node node-1"
 	if diff := cmp.Diff(answer{503, "IPv4" + line + "\nIPv6" + line}, get(h.Handler(), "/readyz")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -198,7 +215,7 @@ func TestReadySaysWhatIsAwaited(t *testing.T) {
 // TestNeedlessFamily: a family without Services may fail; one with Services may not.
 func TestNeedlessFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := health.New(health.Config{})
+		h := newHealth(health.Config{})
 		s := failed(time.Now(), proxy.FamilyErrors{nft.IPv6: errNo})
 		b := snapshots.NewBuilder(gen.PlainNode())
 		b.Set(gen.UniformService(0, 1))
@@ -210,7 +227,7 @@ func TestNeedlessFamily(t *testing.T) {
 		wantCodes(t, "for long", h, codes{200, 200, 200})
 		h.Observe(failed(time.Now(), s.Err))
 		wantCodes(t, "with a service of the family", h, codes{200, 200, 503})
-		time.Sleep(health.DefaultLimit)
+		time.Sleep(health.Limit)
 		wantCodes(t, "a while later", h, codes{503, 503, 503})
 	})
 }
@@ -248,7 +265,7 @@ func TestBody(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // The clock of the bubble starts in 2000.
-				h := health.New(c.config)
+				h := newHealth(c.config)
 				h.Observe(synced())
 				time.Sleep(time.Minute)
 				if diff := cmp.Diff(c.want, get(h.Handler(), c.path)); diff != "" {
@@ -260,7 +277,7 @@ func TestBody(t *testing.T) {
 }
 
 func TestHeaders(t *testing.T) {
-	h := health.New(health.Config{}).Handler()
+	h := newHealth(health.Config{}).Handler()
 	for path, want := range map[string]string{
 		"/healthz": "application/json", "/livez": "application/json", "/readyz": "text/plain; charset=utf-8",
 	} {
@@ -281,7 +298,7 @@ func TestHeaders(t *testing.T) {
 
 func TestAnswered(t *testing.T) {
 	var got []answer
-	h := health.New(health.Config{Answered: func(path string, code int) {
+	h := newHealth(health.Config{Answered: func(path string, code int) {
 		got = append(got, answer{code, path})
 	}}).Handler()
 	for _, path := range []string{"/healthz", "/livez", "/readyz", "/other"} {

@@ -18,10 +18,8 @@ import (
 // own process, as kube-proxy 1.37 serves them beside its metrics: /configz, /flagz and
 // /statusz, and with profiling /debug/pprof and /debug/flags/v.
 type ProcessPages struct {
-	// Component is the name of the program, Version its own.
 	Component, Version string
-	// Started is when the process started.
-	Started time.Time
+	Started            time.Time
 	// Flags returns the values of all flags by name.
 	Flags func() map[string]string
 	// Configuration returns the object that /configz shows, and Group its API group.
@@ -31,7 +29,7 @@ type ProcessPages struct {
 	// the memory of the process, and can slow it down.
 	Profiling bool
 	// SetVerbosity sets the verbosity of the log. It is asked only with Profiling.
-	SetVerbosity func(int) error
+	SetVerbosity func(int)
 }
 
 // Install adds the pages to the mux. paths are the other paths there, for /statusz.
@@ -145,9 +143,6 @@ func (c *ProcessPages) serveVerbosity(w http.ResponseWriter, r *http.Request) {
 		answer(http.StatusBadRequest, fmt.Sprintf("the verbosity %.*q is not a number from 0 on", maxVerbosity, text))
 		return
 	}
-	if err := c.SetVerbosity(n); err != nil {
-		answer(http.StatusBadRequest, err.Error())
-		return
-	}
+	c.SetVerbosity(n)
 	answer(http.StatusOK, "successfully set verbosity to "+text)
 }
