@@ -75,7 +75,6 @@ func bar(r *record, x, slot float64, y func(time.Duration) float64) *html.Node {
 	return g
 }
 
-// decades returns the powers of ten seconds that the syncs lie between.
 func decades(list []record) (low, high int) {
 	low, high = -3, -1
 	for i := range list {
@@ -98,10 +97,8 @@ func decadeName(e int) string {
 	}
 }
 
-// number shows a coordinate.
 func number(f float64) string { return fmt.Sprintf("%.4g", f) }
 
-// describe says in words what the picture shows.
 func describe(list []record) string {
 	if len(list) == 0 {
 		return "No sync has ended yet."

@@ -29,7 +29,6 @@ const (
 	maxLinks = 500
 )
 
-// servicePage is the page of one Service.
 func (p *Page) servicePage(q *request) *answer {
 	v := p.newest.Load()
 	if v == nil {
@@ -66,7 +65,6 @@ func (p *Page) servicePage(q *request) *answer {
 		"Service "+string(s.Name), parts...)}
 }
 
-// detail is the page of one Service in the making.
 type detail struct {
 	page    *Page
 	view    *view
@@ -82,7 +80,7 @@ func (d *detail) reasons() *html.Node {
 	var list []*html.Node
 	if err, held := v.quarantined[string(s.Name)]; held {
 		list = append(list, element("p", attributes("class", "note bad"), plain("strong", "In quarantine. "),
-			text("The kernel refused the rules of this Service, so they are left out; other Services are served. nftproxy "+
+			literal("The kernel refused the rules of this Service, so they are left out; other Services are served. nftproxy "+
 				"tries again by itself. The kernel's answer: "), literal(cut(err.Error(), maxError))))
 	}
 	found := v.obstaclesOf(s)
@@ -91,7 +89,7 @@ func (d *detail) reasons() *html.Node {
 			list = append(list, element("p", attributes("class", "note"), plain("strong", k.Label()+". "), literal(k.Meaning())))
 		}
 	}
-	if problems := v.problemsOf(s); len(problems) > 0 {
+	if problems := v.problems(s.Name); len(problems) > 0 {
 		items := element("ul", nil)
 		for _, text := range problems {
 			items.AppendChild(plain("li", cut(text, maxError)))
@@ -168,7 +166,6 @@ func (d *detail) portURL(i, page int) string {
 	return request{service: d.service.Name, port: i + 1, page: page}.url()
 }
 
-// port shows the frontends and endpoints of port number i.
 func (d *detail) port(i int) *html.Node {
 	p := &d.service.Ports[i]
 	name := fmt.Sprintf("Port %s/%s", p.Number(), p.Protocol)
@@ -243,7 +240,6 @@ func (d *detail) endpointPages(i, n int) *html.Node {
 	})
 }
 
-// endpointRow is a row of the table of endpoints.
 func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.PerFamily[share.Choice]) []cell {
 	node := e.Node
 	switch {
@@ -270,7 +266,6 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 		textCell(d.connections(e, p, choices.Of(ip.Of(e.Addr.Addr()))))}
 }
 
-// connections says which new connections to the port an endpoint gets.
 func (d *detail) connections(e *service.Endpoint, p *service.Port, c *share.Choice) string {
 	s, family := d.service, ip.Of(e.Addr.Addr())
 	if _, held := d.view.quarantined[string(s.Name)]; held {

@@ -52,7 +52,6 @@ func (l *look) next() time.Time {
 	return pace.Later(l.at.Add(lookPeriod), l.budget.Ready())
 }
 
-// lookAgain reads the connections.
 func (p *Page) lookAgain(ctx context.Context, v *view) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -105,10 +104,9 @@ func (v *view) activity() func(service.Name, service.Port, netip.AddrPort) bool 
 	}
 }
 
-// drainingPage shows the endpoints that get no new connections and still have some.
 func (p *Page) drainingPage(ctx context.Context) *answer {
 	v := p.newest.Load()
-	if v == nil || p.config.Connections == nil {
+	if v == nil {
 		return p.trouble(http.StatusServiceUnavailable, "No connections to show", "No sync has ended yet, so the proxy "+
 			"does not know whose the connections are.")
 	}

@@ -32,13 +32,8 @@ func element(name string, attr []html.Attribute, children ...*html.Node) *html.N
 	return n
 }
 
-// text makes a text node.
 func text(format string, args ...any) *html.Node {
-	s := format
-	if len(args) > 0 {
-		s = fmt.Sprintf(format, args...)
-	}
-	return &html.Node{Type: html.TextNode, Data: clean(s)}
+	return literal(fmt.Sprintf(format, args...))
 }
 
 // plain is an element with a text and no attributes.
@@ -50,6 +45,13 @@ func literal(s string) *html.Node { return &html.Node{Type: html.TextNode, Data:
 // link makes a link. target is made by request.url.
 func link(target, content string) *html.Node {
 	return element("a", attributes("href", target), literal(content))
+}
+
+// input makes a field of a form, which the element with the id NAME-help describes.
+func input(kind, name, value string) *html.Node {
+	return element("input", attributes("type", kind, "id", name, "name", name, "value", value, "maxlength",
+		fmt.Sprint(maxQuery), "aria-describedby", name+"-help", "autocapitalize", "none", "autocomplete", "off",
+		"spellcheck", "false"))
 }
 
 // clean replaces what is not to be seen, or changes how other text is seen: control
@@ -128,7 +130,6 @@ type fact struct {
 	content cell
 }
 
-// moment shows a time, and how long before now it was.
 func moment(t, now time.Time) *html.Node {
 	if t.IsZero() {
 		return literal("never")
@@ -164,7 +165,6 @@ func duration(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }
 
-// count shows a number with its noun.
 func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -172,7 +172,6 @@ func count(n int, one, many string) string {
 	return thousands(n) + " " + many
 }
 
-// thousands shows a number with commas.
 func thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {

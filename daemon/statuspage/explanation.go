@@ -29,7 +29,6 @@ const (
 	maxSteps = 100
 )
 
-// explanationPage explains what the kernel's rules do with a packet.
 func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Budget) *answer {
 	now := time.Now()
 	command := p.explainCommand(q.explain)
@@ -43,7 +42,7 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 	}
 	defer func() { budget.Spend(time.Now(), time.Since(now)) }() // However it ends.
 	v := p.newest.Load()
-	if v == nil || p.config.Explain == nil {
+	if v == nil {
 		return p.trouble(http.StatusServiceUnavailable, "No explanation yet", "No sync has ended yet.")
 	}
 	if n := v.elements(); n > maxExplained {
@@ -81,7 +80,6 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 		"What the rules do with a packet to "+to, parts...)}
 }
 
-// questionFacts says which packet is explained.
 func (p *Page) questionFacts(e *explain.Explanation) *html.Node {
 	from := e.Packet.Source
 	if e.Packet.From != "" {
@@ -101,14 +99,11 @@ func (p *Page) questionFacts(e *explain.Explanation) *html.Node {
 	return section("packet", "The first packet of a connection", facts(list...))
 }
 
-// clientForm asks about another client.
 func (p *Page) clientForm(q *request) *html.Node {
 	return element("form", attributes("method", "get"),
 		element("label", attributes("for", "from"), literal("Another client")),
 		element("div", attributes("class", "field"),
-			element("input", attributes("type", "text", "id", "from", "name", "from", "value", q.from.String(), "maxlength",
-				fmt.Sprint(maxQuery), "aria-describedby", "from-help",
-				"autocapitalize", "none", "autocomplete", "off", "spellcheck", "false")),
+			input("text", "from", q.from.String()),
 			element("input", attributes("type", "hidden", "name", "explain", "value", q.explain.String())),
 			element("button", attributes("type", "submit"), literal("Explain"))),
 		element("p", attributes("id", "from-help", "class", "help"), literal("An address, such as "),
@@ -147,7 +142,6 @@ func textList(id, heading string, list []string) *html.Node {
 	return section(id, heading, items)
 }
 
-// stepList shows the rules that the packet meets.
 func stepList(id, heading string, steps []explain.Step) *html.Node {
 	if len(steps) == 0 {
 		return nil
@@ -165,7 +159,6 @@ func stepList(id, heading string, steps []explain.Step) *html.Node {
 		[]string{"Rule", "What it does", "Text"}, rows))
 }
 
-// percent shows a chance from 0 to 1.
 func percent(chance float64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", 100*chance), ".0") + " %"
 }

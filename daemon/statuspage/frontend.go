@@ -70,20 +70,18 @@ func (p *Page) nodePortAddress(v *view, family ip.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// frontendRow is a row of the table of addresses.
 func (d *detail) frontendRow(f frontend, p *service.Port, c *share.Choice) []cell {
 	name := f.claim.String()
 	if f.kind == "node port" {
 		name = fmt.Sprintf("%d/%s (%s)", p.NodePort, p.Protocol, ip.Of(f.claim.Addr).Name())
 	}
-	var explanation cell
+	var about cell
 	if f.at.IsValid() {
-		explanation = cell{d.page.explanation(f.at, p.Protocol)}
+		about = cell{explanation(f.at, p.Protocol)}
 	}
-	return []cell{textCell(name), textCell(f.kind), d.meets(f, c), explanation}
+	return []cell{textCell(name), textCell(f.kind), d.meets(f, c), about}
 }
 
-// meets says what a new connection to the frontend meets.
 func (d *detail) meets(f frontend, c *share.Choice) cell {
 	v, s := d.view, d.service
 	if _, held := v.quarantined[string(s.Name)]; held {
@@ -134,19 +132,16 @@ func outcome(s *service.Service, claim service.Claim, c *share.Choice) string {
 }
 
 // explanationOf leads to the explanation of a Service's first frontend.
-func (p *Page) explanationOf(s *service.Service) *html.Node {
+func explanationOf(s *service.Service) *html.Node {
 	if addrs := s.Addresses(); len(addrs) > 0 && len(s.Ports) > 0 {
-		return p.explanation(netip.AddrPortFrom(addrs[0], s.Ports[0].Port), s.Ports[0].Protocol)
+		return explanation(netip.AddrPortFrom(addrs[0], s.Ports[0].Port), s.Ports[0].Protocol)
 	}
 	return nil
 }
 
 // explanation leads to the account, step by step, of what happens to a packet to the address.
-func (p *Page) explanation(at netip.AddrPort, protocol service.Protocol) *html.Node {
+func explanation(at netip.AddrPort, protocol service.Protocol) *html.Node {
 	destination := explain.Destination{To: at, Protocol: uint8(protocol)}
-	if p.config.Explain == nil {
-		return plain("code", p.explainCommand(destination))
-	}
 	return element("a", attributes("class", "explain", "href", request{explain: destination}.url()),
 		literal("Explain "+destination.String()))
 }

@@ -18,8 +18,9 @@ import (
 
 func readyPage() *Page {
 	p := New(Config{
-		Ready:  func() (bool, string) { return true, "ok" },
-		Status: func() health.Status { return health.Status{Healthy: true} },
+		Ready:    func() (bool, string) { return true, "ok" },
+		Status:   func() health.Status { return health.Status{Healthy: true} },
+		Problems: func(service.Name) []string { return nil },
 	})
 	p.Observe(proxy.Sync{Snapshot: snapshots.NewBuilder(service.Node{}).Snapshot()})
 	return p

@@ -72,12 +72,9 @@ func (l *list) pages() int { return pagesOf(l.found, pageRows) }
 func (l *list) nodes() []*html.Node {
 	q := l.request
 	total := l.view.snapshot.Services.Len()
-	nodes := []*html.Node{l.overviewOfStates(total), l.form()}
-	if l.page.config.Connections != nil {
-		nodes = append(nodes, element("p", nil, link(request{draining: true}.url(),
-			"Draining endpoints and their connections"),
-			literal(": this looks at connection tracking, which costs the node some CPU time.")))
-	}
+	nodes := []*html.Node{l.overviewOfStates(total), l.form(),
+		element("p", nil, link(request{draining: true}.url(), "Draining endpoints and their connections"),
+			literal(": this looks at connection tracking, which costs the node some CPU time."))}
 	if len(l.others) > 0 {
 		items := element("ul", nil)
 		for _, name := range l.others {
@@ -143,9 +140,7 @@ func (l *list) form() *html.Node {
 	form := element("form", attributes("method", "get", "role", "search"),
 		element("label", attributes("for", "q"), literal("Search by name, address or port")),
 		element("div", attributes("class", "field"),
-			element("input", attributes("type", "search", "id", "q", "name", "q", "value", l.request.search, "maxlength",
-				fmt.Sprint(maxQuery), "aria-describedby", "q-help",
-				"autocapitalize", "none", "autocomplete", "off", "spellcheck", "false")),
+			input("search", "q", l.request.search),
 			element("button", attributes("type", "submit"), literal("Search"))),
 		element("p", attributes("id", "q-help", "class", "help"),
 			literal("Words such as "), plain("code", "kube-system/dns"), literal(", "), plain("code", "10.96.0.10"),
@@ -165,11 +160,10 @@ func (l *list) row(s *service.Service) []cell {
 		{badges(l.view.obstaclesOf(s))},
 		textCell(joined(s.Addresses(), maxListed)),
 		{l.view.portSummary(s)},
-		{l.page.explanationOf(s)},
+		{explanationOf(s)},
 	}
 }
 
-// badges names obstacles of a Service.
 func badges(found obstacle.Set) *html.Node {
 	list := element("span", attributes("class", "badges"))
 	for _, k := range obstacle.OfServices() {

@@ -59,7 +59,6 @@ func (p *Page) trouble(code int, heading, why string) *answer {
 		element("p", nil, link("?", "To the overview")))}
 }
 
-// overview is the page of health, syncs and Services.
 func (p *Page) overview(q *request) *answer {
 	now := time.Now()
 	v := p.newest.Load()

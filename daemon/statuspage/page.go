@@ -1,10 +1,7 @@
-// Package statuspage serves one page for people, beside the metrics: the health of the
-// proxy, its last syncs as a picture, and the Services as this node serves them, those with
-// trouble first. The page is one HTML document without scripts, and loads nothing else.
-//
-// It shows what the loop's own syncs told, so that a look at the page asks the kernel
-// nothing. It changes nothing. Work for pages is bounded: a neighbour who loads them all the time
-// gets a share of a core, and then a refusal that says so.
+// Package statuspage serves one page for people, beside the metrics: the health of the proxy, its last syncs as a picture,
+// and the Services as this node serves them, those with trouble first. The page is one HTML document without scripts, and
+// loads nothing else. It shows what the loop's own syncs told, asks the kernel nothing, and changes nothing. Work for
+// pages is bounded: who loads them all the time gets a share of a core, and then a refusal that says so.
 package statuspage
 
 import (
@@ -38,29 +35,24 @@ const Path = "/status"
 
 // Config is what the page tells beside the syncs.
 type Config struct {
-	// Version is that of the program, Node the name of the node.
 	Version, Node string
 	// Table is the name of the nftables tables, for the commands on the page.
-	Table string
-	// Started is when the process started.
+	Table   string
 	Started time.Time
 	// Ready says whether the proxy is ready, with the body of /readyz.
-	Ready func() (ready bool, text string)
-	// Status is the state of the loop.
+	Ready  func() (ready bool, text string)
 	Status func() health.Status
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses service.NodePortAddresses
-	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list. If it is
-	// nil, the page shows none.
+	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list.
 	Problems func(service.Name) []string
 	// Connections counts the connections to the Services' endpoints, by connection
 	// tracking. With an error it may return those that it found. It costs CPU time, so the
-	// page calls it only when it is asked, and not often. If it is nil, the page does not
-	// offer it.
+	// page calls it only when it is asked, and not often.
 	Connections func(context.Context, service.Snapshot) (*inspect.Connections, error)
 	// Explain explains the first packet of a connection by the kernel's rules, as nftproxy
 	// explain does. It costs CPU time and memory, so the page calls it only when it is asked,
-	// and not often. If it is nil, the page shows the command.
+	// and not often.
 	Explain func(ctx context.Context, from explain.Origin, to explain.Destination,
 		objects *service.Snapshot) (explain.Explanation, error)
 }

@@ -106,7 +106,6 @@ func (r *request) parseExplain(destination, from string) error {
 	return nil
 }
 
-// url returns the link to a request.
 func (r request) url() string {
 	q := url.Values{}
 	set := func(name, value string, is bool) {
@@ -125,7 +124,6 @@ func (r request) url() string {
 	return "?" + q.Encode()
 }
 
-// serviceURL returns the link to a Service.
 func serviceURL(name service.Name) string { return request{service: name}.url() }
 
 // word is a word of a search. A Service matches if it has any of what the word can mean.
@@ -188,7 +186,6 @@ func (r *request) findNode(n *service.Node) {
 	}
 }
 
-// matches says whether a Service matches all words.
 func (r *request) matches(s *service.Service) bool {
 	return !slices.ContainsFunc(r.words, func(w word) bool { return !w.matches(s) })
 }
@@ -220,7 +217,6 @@ func (w *word) matches(s *service.Service) bool {
 	return false
 }
 
-// matchesAddress says whether the Service has an address in the word's range.
 func (w *word) matchesAddress(s *service.Service) bool {
 	if !w.prefix.IsValid() {
 		return false

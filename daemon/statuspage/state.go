@@ -16,7 +16,6 @@ func kindOf(word string) (kind obstacle.Kind, ok bool) {
 	return obstacle.None, false
 }
 
-// families are the families of a Service.
 func families(s *service.Service) []ip.Family {
 	var list []ip.Family
 	for _, family := range ip.Families() {
@@ -32,19 +31,11 @@ func (v *view) obstaclesOf(s *service.Service) (found obstacle.Set) {
 	found.Add(obstacle.Quarantined, v.quarantined[string(s.Name)] != nil)
 	found.Add(obstacle.Conflict, v.snapshot.Conflicts.At(s.Name).Len() > 0)
 	found.Add(obstacle.BeyondBound, len(v.snapshot.Bounds(s.Name)) > 0)
-	found.Add(obstacle.Problems, len(v.problemsOf(s)) > 0)
+	found.Add(obstacle.Problems, len(v.problems(s.Name)) > 0)
 	for _, family := range families(s) {
 		for i := range s.Ports {
 			found |= obstacle.OfPort(s, &s.Ports[i], v.snapshot.Node, family)
 		}
 	}
 	return found
-}
-
-// problemsOf says what cannot be used of the objects of a Service.
-func (v *view) problemsOf(s *service.Service) []string {
-	if v.problems == nil {
-		return nil
-	}
-	return v.problems(s.Name)
 }

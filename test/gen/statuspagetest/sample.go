@@ -27,7 +27,8 @@ func New(change ...func(*statuspage.Config)) *statuspage.Page {
 	now := time.Now()
 	c := statuspage.Config{
 		Version: "v1.2.3", Node: "node-1", Table: "nftproxy", Started: now.Add(-3 * time.Hour),
-		Ready: func() (bool, string) { return true, "ok" },
+		Ready:    func() (bool, string) { return true, "ok" },
+		Problems: func(service.Name) []string { return nil },
 		Connections: func(_ context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return Connections(s), nil
 		},
