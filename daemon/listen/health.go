@@ -79,7 +79,6 @@ func listenFree(ctx context.Context, addr netip.AddrPort) (net.Listener, error) 
 	return config.Listen(ctx, network, addr.String())
 }
 
-// healthPort answers on one listener.
 type healthPort struct {
 	ports   *HealthPorts
 	at      netip.AddrPort

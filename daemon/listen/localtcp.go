@@ -21,7 +21,6 @@ const (
 	acceptPause = time.Second
 )
 
-// tcpPort serves a node port.
 type tcpPort struct {
 	localPort
 	listener *net.TCPListener

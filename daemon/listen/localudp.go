@@ -27,7 +27,6 @@ const (
 	maxDatagram = 1<<16 - 1
 )
 
-// udpPort serves a node port.
 type udpPort struct {
 	localPort
 	socket socket
@@ -229,23 +228,19 @@ func (s *sessions) remove(v *session) {
 	}
 }
 
-// closeAll closes the sessions of a listener.
 func (s *sessions) closeAll(at address) {
-	for _, v := range s.removeAll(at) {
-		_ = v.socket.Close()
-	}
-}
-
-func (s *sessions) removeAll(at address) (removed []*session) {
+	var removed []*session
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for k, v := range s.all {
 		if k.address == at {
 			s.remove(v)
 			removed = append(removed, v)
 		}
 	}
-	return removed
+	s.mu.Unlock()
+	for _, v := range removed {
+		_ = v.socket.Close()
+	}
 }
 
 // socket sends and receives without waiting with a datagram in hand: an idle socket has no buffer in this process.

@@ -24,13 +24,9 @@ func UseCapabilities() error {
 	if err != nil || s.Permitted == s.Effective {
 		return err
 	}
-	if errno := capset(s.Permitted, s.Permitted, s.Inheritable).do(); errno != 0 {
-		if errno == unix.ENOTSUP {
-			return ErrCgo
-		}
-		return fmt.Errorf("use the capabilities %v: %w", s.Permitted, errno)
-	}
-	return nil
+	use := capset(s.Permitted, s.Permitted, s.Inheritable)
+	use.what = fmt.Sprintf("use the capabilities %v", s.Permitted)
+	return use.run()
 }
 
 // LimitPrivileges gives up all capabilities but two: CAP_NET_ADMIN, for nftables, connection tracking and its
@@ -63,13 +59,7 @@ func LimitCapabilities(keep Capabilities) (before, after CapabilityState, err er
 		return before, before, err
 	}
 	for _, s := range steps(before, keep) {
-		errno := s.do()
-		if errno == unix.ENOTSUP {
-			err = ErrCgo
-			break
-		}
-		if errno != 0 {
-			err = fmt.Errorf("%s: %w", s.what, errno)
+		if err = s.run(); err != nil {
 			break
 		}
 	}
@@ -81,6 +71,17 @@ func LimitCapabilities(keep Capabilities) (before, after CapabilityState, err er
 type step struct {
 	what string
 	do   func() syscall.Errno
+}
+
+func (s step) run() error {
+	switch errno := s.do(); errno {
+	case 0:
+		return nil
+	case unix.ENOTSUP:
+		return ErrCgo
+	default:
+		return fmt.Errorf("%s: %w", s.what, errno)
+	}
 }
 
 func prctl(what string, option, argument uintptr) step {

@@ -17,10 +17,8 @@ const longestFirstLoad = 5 * time.Second
 // observers have taken in the sync, and nothing waits for the CPU time.
 const releaseDelay = time.Second
 
-// FirstLoad switches the garbage collector off while the proxy makes the first program.
-// Nearly all memory that is allocated then stays in use, and marking it again and
-// again takes time while Services wait. The collector is off at most once, and the first
-// call of end switches it on for good. FirstLoad is safe for concurrent use.
+// FirstLoad switches the garbage collector off while the proxy makes the first program: nearly all memory that is
+// allocated then stays in use. The collector is off at most once. FirstLoad is safe for concurrent use.
 type FirstLoad struct {
 	// switchOff switches the collector off. switchOn restores it.
 	switchOff func() (switchOn func())
@@ -77,9 +75,8 @@ func (f *FirstLoad) BeforeRead(tables func() (found bool)) {
 	}
 }
 
-// Synced switches the collector on after the first sync, successful or not. A second
-// later it has memory released, once: by then most of what the load took is garbage, and
-// the collector by itself would keep it for what is to come.
+// Synced switches the collector on after the first sync, successful or not. A second later it has memory released, once:
+// most of what the load took is garbage by then.
 func (f *FirstLoad) Synced() {
 	f.end()
 	f.mu.Lock()

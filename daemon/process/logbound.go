@@ -10,10 +10,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The log has at most logBurst lines of one message at once, and one more in each
-// period after that. The last line of a period is always logged. It has the number
-// of lines before it that were left out. client-go has a line for each request that
-// fails, of which watch has already reported the first: of its lines there are fewer.
+// The log has at most logBurst lines of one message at once, and one more in each period after that: the last of the
+// period, with the number of lines before it that were left out. client-go has a line for each request that fails, of
+// which watch has already reported the first: of its lines there are fewer.
 const (
 	logBurst     = 100
 	logPeriod    = 6 * time.Second

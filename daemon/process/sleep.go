@@ -15,12 +15,9 @@ const (
 )
 
 // FollowSleep calls awoke after each sleep of five seconds or more, with its length, until the context
-// ends.
-//
-// The timers of a process stand still while the machine sleeps, and go on where they were. What
-// tells of the sleep is the wall clock: it is ahead of the monotonic clock by so much more. The
-// same is true after a virtual machine was paused and its clock set, and after any other step of
-// the clock ahead. All these count as sleep.
+// ends. The timers of a process and its monotonic clock stand still while the machine sleeps, so the wall clock is ahead
+// then. The same is true after a virtual machine was paused and its clock set, and after any other step of the clock ahead:
+// all these count as sleep.
 func FollowSleep(ctx context.Context, awoke func(slept time.Duration)) {
 	followSleep(ctx, clockAhead(time.Now()), awoke)
 }
