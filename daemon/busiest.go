@@ -35,11 +35,9 @@ func newBusiest(r reporter, w *watch.Watcher) *busiest {
 	return &busiest{report: func(name service.Name, changes, syncs int, rest time.Duration) {
 		r.log.Warn("changes of Services take more than a tenth of a core; further changes wait longer", "wait", rest,
 			"syncs", syncs, "most-changed", name, "changed-in", changes)
-		if o := w.ServiceObject(name); o.UID != "" {
-			r.record(watch.Event{Object: o, Reason: watch.ReasonTooManyChanges,
-				Note: fmt.Sprintf("changed in %d of %d syncs on node %s, where changes take more than a tenth of a core; all "+
-					"changes wait for up to %s there", changes, syncs, r.node, rest.Round(time.Millisecond))})
-		}
+		r.aboutService(w, name, watch.ReasonTooManyChanges, fmt.Sprintf("changed in %d of %d syncs on node %s, where "+
+			"changes take more than a tenth of a core; all changes wait for up to %s there", changes, syncs, r.node,
+			rest.Round(time.Millisecond)))
 	}}
 }
 

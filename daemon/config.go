@@ -70,7 +70,6 @@ type Config struct {
 // Services choose it, or only those of files.
 func (c *Config) beside() bool { return c.Objects.ProxyName != "" || c.Source.Manifests != "" }
 
-// loop returns the loop's configuration.
 func (c *Config) loop() proxy.Config {
 	config := proxy.DefaultConfig()
 	if c.MinSyncPeriod > 0 {

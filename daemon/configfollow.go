@@ -124,24 +124,20 @@ func (c *ConfigFollower) accept(next *Config) {
 	c.now = next
 	var live, restart []string
 	var applies []func()
-	changed, old := differences(before.Flags, next.Flags), differences(c.started.Flags, next.Flags)
-	inForce := maps.Clone(c.started.Flags)
+	changed, inForce := differences(before.Flags, next.Flags), maps.Clone(c.started.Flags)
 	for _, l := range c.liveChanges() {
+		known := len(live)
 		for _, flag := range l.flags {
 			inForce[flag] = next.Flags[flag]
+			if slices.Contains(changed, flag) {
+				live = append(live, field(flag, before, next))
+			}
 		}
-		concerned := slices.DeleteFunc(slices.Clone(l.flags), func(flag string) bool {
-			return !slices.Contains(changed, flag)
-		})
-		if len(concerned) > 0 {
+		if len(live) > known {
 			applies = append(applies, l.apply)
 		}
-		for _, flag := range concerned {
-			live = append(live, field(flag, before, next))
-		}
-		old = slices.DeleteFunc(old, func(flag string) bool { return slices.Contains(l.flags, flag) })
 	}
-	for _, flag := range old {
+	for _, flag := range differences(inForce, next.Flags) {
 		restart = append(restart, field(flag, c.started, next))
 	}
 	notes, mistakes := added(before.Notes, next.Notes), added(before.Mistakes, next.Mistakes)

@@ -99,7 +99,6 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	return d, nil
 }
 
-// parts are those of a daemon.
 type parts struct {
 	outside
 	registry *prometheus.Registry
@@ -139,7 +138,6 @@ type parts struct {
 	started, served *Event
 }
 
-// addServing makes what serves.
 func (p *parts) addServing(ctx context.Context, c Config) (err error) {
 	accounts := proxy.NewAccounts()
 	c.Objects.Accounts = accounts
@@ -172,8 +170,8 @@ func (p *parts) addTelling(c Config) (err error) {
 		r.aboutNode(watch.ReasonOtherTable, note)
 	})
 	p.server = &serverVersion{reporter: r, client: p.source.Client, counts: p.counts}
-	p.judge = health.New(health.Config{
-		Busy: p.loop.Busy, NodeEligible: nodeEligible(c.Source, &p.eligible),
+	judge := health.Config{
+		Busy: p.loop.Busy,
 		Answered: func(path string, code int) {
 			p.counts.CountHealth(path, code)
 			p.slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
@@ -182,7 +180,11 @@ func (p *parts) addTelling(c Config) (err error) {
 			return joinNotes(p.watcher.Behind().String(), p.watcher.Retained().String(), p.server.note(), p.rewriters.Note(),
 				p.others.Note())
 		},
-	})
+	}
+	if c.Source.Manifests == "" { // These seldom say whether the node is eligible, and no load balancer asks then.
+		judge.NodeEligible = p.eligible.Load
+	}
+	p.judge = health.New(judge)
 	p.page = newStatusPage(c, p.judge, p.watcher.Problems)
 	p.settings = NewSysctls(c, r.record)
 	p.follower = NewConfigFollower(c, r.record, p.settings, p.watcher, p.loop)

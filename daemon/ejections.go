@@ -103,15 +103,11 @@ func removeEjectTable(c Config) {
 
 // ejectionObserver logs what is left out and comes back, and writes events about the Services.
 func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
-	failure, kept := "", map[any]bool{}
+	failing, kept := failures{}, map[any]bool{}
 	events := rate.NewLimiter(rate.Every(time.Minute/ejectionEvents), ejectionEvents)
 	return func(report eject.Report) {
-		if report.Looked {
-			text := fmt.Sprint(report.Err)
-			if report.Err != nil && text != failure {
-				r.log.Warn("cannot look for connections without an answer; will try again", "err", report.Err)
-			}
-			failure = text
+		if report.Looked && failing.isNew(report.Err) {
+			r.log.Warn("cannot look for connections without an answer; will try again", "err", report.Err)
 		}
 		kept = r.logKept(report.Verdict, kept)
 		for i, l := range report.Added {

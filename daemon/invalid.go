@@ -32,15 +32,13 @@ func invalidDropper(c Config, registry prometheus.Registerer) func(context.Conte
 	return func(ctx context.Context) error {
 		ticker := time.NewTicker(invalidPeriod)
 		defer ticker.Stop()
-		failure := ""
+		var failing failures
 		for {
 			packets, err := keepInvalid(c)
-			switch {
-			case err == nil:
+			if err == nil {
 				dropped.Store(packets)
-				failure = ""
-			case err.Error() != failure:
-				failure = err.Error()
+			}
+			if failing.isNew(err) {
 				c.Log.Warn("cannot keep the rule that drops invalid packets; will try again", "err", err)
 			}
 			select {

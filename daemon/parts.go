@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,17 +40,6 @@ func rulesThere(conn *kernel.Conn, table string) (bool, error) {
 	return len(tables) > 0, nil
 }
 
-// nodeEligible returns the function by which the health server knows whether the node
-// is eligible for traffic. It is nil with manifests, which seldom say so; no load
-// balancer asks then.
-func nodeEligible(from watch.Source, latest *atomic.Bool) func() bool {
-	if from.Manifests != "" {
-		return nil
-	}
-	return latest.Load
-}
-
-// newCleaner makes a cleaner.
 func newCleaner(c Config, r reporter, conn *kernel.Conn, flows *conntrack.Table,
 	counts *metrics.Metrics) *conntrack.Cleaner {
 	index := conntrack.NewIndex(conntrack.Options{

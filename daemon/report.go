@@ -31,10 +31,31 @@ func (r reporter) aboutNode(reason watch.Reason, note string) {
 	r.record(watch.Event{Object: watch.NodeObject(r.node), Reason: reason, Note: note})
 }
 
+// aboutService writes an event about a Service. It writes none about what is no object, such as another part of the
+// program.
+func (r reporter) aboutService(w *watch.Watcher, name service.Name, reason watch.Reason, note string) {
+	if o := w.ServiceObject(name); o.UID != "" {
+		r.record(watch.Event{Object: o, Reason: reason, Note: note})
+	}
+}
+
 // serverFailed returns a function that writes an event about a server that cannot
 // listen. The note is kube-proxy's.
 func (r reporter) serverFailed(reason watch.Reason, prefix string) func(error) {
 	return func(err error) { r.aboutNode(reason, prefix+err.Error()) }
+}
+
+// failures tells a new failure from the last one.
+type failures struct{ last string }
+
+// isNew says whether an error is neither nil nor, by its text, the one that it was asked about before.
+func (f *failures) isNew(err error) bool {
+	before := f.last
+	f.last = ""
+	if err != nil {
+		f.last = err.Error()
+	}
+	return err != nil && f.last != before
 }
 
 // joinNotes joins notes that are not empty, each on a line of its own.
@@ -62,13 +83,30 @@ func (r reporter) logProblem(p watch.Problem, counts *metrics.Metrics) {
 		}
 		r.log.Warn("too many problems in objects for a line each; this line counts the others", "count", omitted.Count(),
 			"err", p)
-	case r.logRetention(p):
+	case errors.As(p, new(*watch.FormerError)):
+		r.log.Warn("cannot tell which Services an earlier run served", "err", p.Err)
+	default:
+		r.logWithEvent(p, counts)
+	}
+}
+
+// logWithEvent logs a problem in an object, or Services that lists lack.
+func (r reporter) logWithEvent(p watch.Problem, counts *metrics.Metrics) {
+	retained, missing, removed := (*watch.RetainedError)(nil), (*watch.MissingError)(nil), (*watch.RemovedError)(nil)
+	switch {
+	case errors.As(p, &retained):
+		r.log.Warn("a list lacks most Services; they are served on for a while", "missing", retained.Missing, "serving",
+			retained.Serving, "for", retained.Period, "err", p.Err)
+	case errors.As(p, &missing):
+		r.log.Warn("a list lacks all Services; they are not served on", "services", missing.Services, "err", p.Err)
+	case errors.As(p, &removed):
+		r.log.Warn("Services that lists have lacked are not served on", "services", removed.Services, "err", p.Err)
 	default:
 		counts.CountProblems(p.Object.Kind, 1)
 		r.log.Warn("ignored a part of an object that cannot be used", "err", p)
-		if e, ok := p.Event(); ok {
-			r.record(e)
-		}
+	}
+	if e, ok := p.Event(); ok {
+		r.record(e)
 	}
 }
 
@@ -128,20 +166,16 @@ func (r reporter) sweepLogger() func(affinity.Run) {
 // syncObserver logs the first sync, and each failure once until it changes. It logs
 // the other syncs at level debug.
 func (r reporter) syncObserver(w *watch.Watcher) func(proxy.Sync) {
-	first, failure := true, ""
+	first, failing := true, failures{}
 	quarantined := map[string]string{}
 	return func(s proxy.Sync) {
-		text := ""
-		if s.Err != nil {
-			text = s.Err.Error()
-		}
+		before := failing.last
 		switch {
-		case text != "" && text != failure:
+		case failing.isNew(s.Err):
 			r.log.Error("the newest rules are not in force; will try again", "err", s.Err)
-		case text == "" && failure != "":
+		case s.Err == nil && before != "":
 			r.log.Info("the newest rules are in force again")
 		}
-		failure = text
 		r.logQuarantine(w, quarantined, s.Quarantined)
 		if s.Err != nil {
 			return
@@ -174,42 +208,7 @@ func (r reporter) logQuarantine(w *watch.Watcher, known map[string]string, now m
 		if known[name] != err.Error() {
 			known[name] = err.Error()
 			r.log.Error("the kernel refuses a Service; it is left out", "service", name, "err", err)
-			r.recordRefused(w, name, err)
+			r.aboutService(w, service.Name(name), watch.ReasonRefused, fmt.Sprintf("left out on node %s: %v", r.node, err))
 		}
-	}
-}
-
-// logRetention logs a problem about Services that lists lack, and writes its event. It
-// returns false for other problems.
-func (r reporter) logRetention(p watch.Problem) bool {
-	retained, removed, former := (*watch.RetainedError)(nil), (*watch.RemovedError)(nil), (*watch.FormerError)(nil)
-	missing := (*watch.MissingError)(nil)
-	switch {
-	case errors.As(p, &retained):
-		r.log.Warn("a list lacks most Services; they are served on for a while", "missing", retained.Missing, "serving",
-			retained.Serving, "for", retained.Period, "err", p.Err)
-	case errors.As(p, &missing):
-		r.log.Warn("a list lacks all Services; they are not served on", "services", missing.Services, "err", p.Err)
-	case errors.As(p, &removed):
-		r.log.Warn("Services that lists have lacked are not served on", "services", removed.Services, "err", p.Err)
-	case errors.As(p, &former):
-		r.log.Warn("cannot tell which Services an earlier run served", "err", p.Err)
-		return true
-	default:
-		return false
-	}
-	if e, ok := p.Event(); ok {
-		r.record(e)
-	}
-	return true
-}
-
-// recordRefused writes an event for a Service that the kernel refuses. It writes
-// none for a part of the program that is no object.
-func (r reporter) recordRefused(w *watch.Watcher, part string, err error) {
-	o := w.ServiceObject(service.Name(part))
-	if o.UID != "" {
-		r.record(watch.Event{Object: o, Reason: watch.ReasonRefused, Note: fmt.Sprintf("left out on node %s: %v", r.node,
-			err)})
 	}
 }

@@ -16,48 +16,36 @@ import (
 // reports Services whose clients keep coming although all are refused, as an event and in
 // the log. It reports no clients outside of the source ranges: anybody can be one.
 func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) func(traffic.Refusals) {
-	failure := ""
+	var failing failures
 	return func(l traffic.Refusals) {
 		counts.ObserveRefusals(l)
-		text := ""
-		if l.Err != nil {
-			text = l.Err.Error()
-		}
-		if text != "" && text != failure {
+		if failing.isNew(l.Err) {
 			r.log.Warn("cannot read the counters of refused packets; will try again", "err", l.Err)
 		}
-		failure = text
 		for _, c := range l.Persistent {
-			e, ok := r.refusedEvent(w, c)
-			if !ok {
+			reason, note := r.refusalNote(c.Cause)
+			if note == "" {
 				continue
 			}
 			r.log.Info("clients keep connecting to a Service that refuses them", "service", c.Name, "cause", c.Cause, "packets",
 				c.Packets)
-			if e.Object.UID != "" {
-				r.record(e)
-			}
+			r.aboutService(w, c.Name, reason, note)
 		}
 	}
 }
 
-// refusedEvent returns the event about a Service whose clients are refused, if there is one. The
+// refusalNote is for the event about a Service whose clients are refused for the cause; empty if there is none. The
 // note has no number, so that repeated events are counted as one.
-func (r reporter) refusedEvent(w *watch.Watcher, c traffic.Refused) (watch.Event, bool) {
-	e := watch.Event{Object: w.ServiceObject(c.Name)}
-	switch c.Cause {
+func (r reporter) refusalNote(cause ruleset.Cause) (reason watch.Reason, note string) {
+	switch cause {
 	case ruleset.NoEndpoints:
-		e.Reason = watch.ReasonNoEndpoints
-		e.Note = fmt.Sprintf("clients keep connecting on node %s and are refused: the Service has no endpoints that serve; "+
-			"check its selector, and whether its pods are ready", r.node)
+		return watch.ReasonNoEndpoints, fmt.Sprintf("clients keep connecting on node %s and are refused: the Service has "+
+			"no endpoints that serve; check its selector, and whether its pods are ready", r.node)
 	case ruleset.NoLocalEndpoints:
-		e.Reason = watch.ReasonNoLocalEndpoints
-		e.Note = fmt.Sprintf("clients keep connecting on node %s and are dropped: the Service has endpoints on other nodes "+
-			"only, and its internalTrafficPolicy is Local", r.node)
-	default:
-		return e, false
+		return watch.ReasonNoLocalEndpoints, fmt.Sprintf("clients keep connecting on node %s and are dropped: the Service "+
+			"has endpoints on other nodes only, and its internalTrafficPolicy is Local", r.node)
 	}
-	return e, true
+	return "", ""
 }
 
 // occupancyPeriod is the time between two counts of the conntrack table's entries. A
@@ -97,16 +85,14 @@ func (r reporter) occupancyLogger() func(conntrack.Occupancy) {
 
 // removeStartupTaint removes the taint with which the kubelet registers the node. Pods are then scheduled to the node.
 func (r reporter) removeStartupTaint(ctx context.Context, client *watch.Client, key string) {
-	last := ""
+	var failing failures
 	watch.RemoveTaint(ctx, client, r.node, key, func(err error) {
 		switch {
-		case err == nil:
-			r.log.Info("removed the start-up taint from the Node", "node", r.node, "taint", key)
-			last = ""
-		case err.Error() != last:
-			last = err.Error()
+		case failing.isNew(err):
 			r.log.Warn("cannot remove the start-up taint from the Node, trying again: pods are not scheduled to it until then",
 				"node", r.node, "taint", key, "err", err)
+		case err == nil:
+			r.log.Info("removed the start-up taint from the Node", "node", r.node, "taint", key)
 		}
 	})
 }

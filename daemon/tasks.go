@@ -13,7 +13,7 @@ import (
 
 // addTasks adds what the process does.
 func (d *Daemon) addTasks(ctx context.Context, c Config, p *parts) {
-	observers := p.observers(ctx, c).all()
+	observers := p.observers(ctx, c)
 	// The API server prepares its lists while the start's short work is done: a trial of counters takes 15 to 20 ms, and
 	// the processor has nothing to do in most of them.
 	d.Tasks = []Task{
@@ -68,7 +68,6 @@ func (d *Daemon) add(after *Event, name, touches string, run func(context.Contex
 	d.Tasks = append(d.Tasks, Task{Name: name, After: []*Event{after}, Touches: strings.Split(touches, ", "), Run: run})
 }
 
-// addNetwork adds the tasks that follow the node's addresses and routes.
 func (d *Daemon) addNetwork(c Config, p *parts) {
 	d.add(p.started, "addresses", "addresses", func(ctx context.Context) error {
 		return hostaddr.Follow(ctx, c.Log, func(a hostaddr.Addresses) {
