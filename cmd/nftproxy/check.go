@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -102,7 +103,6 @@ func parseNodePorts(text string) ([2]uint16, error) {
 	return [2]uint16{uint16(r.Base), uint16(r.Base + r.Size - 1)}, nil
 }
 
-// checkReport is the JSON output.
 type checkReport struct {
 	Level    preflight.Level     `json:"level"`
 	Findings []preflight.Finding `json:"findings"`
@@ -140,7 +140,6 @@ func checkText(findings []preflight.Finding, worst preflight.Level) string {
 	return b.String()
 }
 
-// proxiesOptions are the flags of proxies.
 type proxiesOptions struct {
 	table, await, output string
 	timeout              time.Duration
@@ -220,33 +219,28 @@ func (o *proxiesOptions) run(cmd *cobra.Command) error {
 	}
 }
 
-// writeProxies prints the report for people.
 func writeProxies(out io.Writer, r takeover.Proxies) error {
 	const most = 10 // frontends in a line
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "PROXY\tRUNNING\tFRONTENDS\tRULES")
 	for _, p := range r.Proxies {
-		rules := strings.Join(p.Rules, ", ")
-		if rules == "" {
-			rules = "-"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", p.Name, p.Detail, p.Frontends, rules)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", p.Name, p.Detail, p.Frontends, cmp.Or(strings.Join(p.Rules, ", "), "-"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	for i, p := range r.Proxies {
 		other := r.Proxies[len(r.Proxies)-1-i]
-		text := fmt.Sprintf("%s has rules for every frontend of %s", p.Name, other.Name)
-		switch {
-		case other.Frontends == 0:
+		if other.Frontends == 0 {
 			continue
-		case len(p.Lacks) > most:
-			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s, ...", p.Name, len(p.Lacks), other.Frontends,
-				other.Name, strings.Join(p.Lacks[:most], ", "))
-		case len(p.Lacks) > 0:
-			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s", p.Name, len(p.Lacks), other.Frontends, other.Name,
-				strings.Join(p.Lacks, ", "))
+		}
+		text := fmt.Sprintf("%s has rules for every frontend of %s", p.Name, other.Name)
+		if n := len(p.Lacks); n > 0 {
+			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s", p.Name, n, other.Frontends, other.Name,
+				strings.Join(p.Lacks[:min(n, most)], ", "))
+			if n > most {
+				text += ", ..."
+			}
 		}
 		if _, err := fmt.Fprintln(out, text); err != nil {
 			return err

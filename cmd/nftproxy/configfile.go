@@ -23,8 +23,7 @@ type configOptions struct {
 	file, writeTo     string
 	initOnly, cleanup bool
 	version           string
-	// text is the file.
-	text []byte
+	text              []byte
 	// origin names the field of the file that each flag's value came from.
 	origin map[string]string
 	// notes say what was given and has no effect.
@@ -43,7 +42,6 @@ func (o *configOptions) addFlags(f *pflag.FlagSet) {
 	f.Lookup("version").NoOptDefVal = "true"
 }
 
-// checkVersion judges --version.
 func (o *configOptions) checkVersion() error {
 	if !slices.Contains(flagValues()["version"], o.version) {
 		return unknownValue("version", o.version)
@@ -96,13 +94,19 @@ func newCommandLine(f *pflag.FlagSet, without ...string) commandLine {
 }
 
 // config is what the command line and the text of the configuration file
-// ask for. The error joins one for each bad flag or field.
+// ask for. Without a text it reads the file. The error joins one for each bad flag or field.
 func (c commandLine) config(text []byte) (*daemon.Config, error) {
 	var o runOptions
 	cmd := &cobra.Command{}
 	o.addFlags(cmd)
 	if err := cmd.ParseFlags(c); err != nil {
 		return nil, err
+	}
+	if text == nil {
+		var err error
+		if text, err = o.config.read(); err != nil {
+			return nil, err
+		}
 	}
 	o.config.text = text
 	bad := o.config.resolve(cmd.Flags(), text)
@@ -121,8 +125,7 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 	o.origin = map[string]string{}
 	if o.file == "" {
 		o.notes = append(o.notes, ignoredFlags(f)...)
-		o.notes = append(o.notes, ignoredPeriod(f)...)
-		for _, note := range []string{resolveScheduler(f), resolveNodePorts(f)} {
+		for _, note := range []string{ignoredPeriod(f), resolveScheduler(f), resolveNodePorts(f)} {
 			if note != "" {
 				o.notes = append(o.notes, note)
 			}
@@ -160,7 +163,6 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 	return bad
 }
 
-// resetFlag gives a flag its default again.
 func resetFlag(g *pflag.Flag) {
 	if list, ok := g.Value.(pflag.SliceValue); ok {
 		var words []string
@@ -245,24 +247,26 @@ func listIgnoredFlags() []ignoredFlag {
 	}
 }
 
-// addIgnoredFlags accepts the ignored flags. --help does not list them.
+// addHiddenFlag accepts a flag that --help does not list, with its default.
+func addHiddenFlag(f *pflag.FlagSet, name string, value any) {
+	switch value := value.(type) {
+	case string:
+		f.String(name, value, "")
+	case bool:
+		f.Bool(name, value, "")
+	case int:
+		f.Int(name, value, "")
+	case float32:
+		f.Float32(name, value, "")
+	case time.Duration:
+		f.Duration(name, value, "")
+	}
+	_ = f.MarkHidden(name) // it was just added
+}
+
 func addIgnoredFlags(f *pflag.FlagSet) {
 	for _, i := range listIgnoredFlags() {
-		switch value := i.value.(type) {
-		case string:
-			f.String(i.name, value, "")
-		case bool:
-			f.Bool(i.name, value, "")
-		case int:
-			f.Int(i.name, value, "")
-		case float32:
-			f.Float32(i.name, value, "")
-		case time.Duration:
-			f.Duration(i.name, value, "")
-		case []string:
-			f.StringSlice(i.name, value, "")
-		}
-		_ = f.MarkHidden(i.name) // it was just added
+		addHiddenFlag(f, i.name, i.value)
 	}
 }
 
@@ -283,16 +287,12 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 
 // addAliasFlags accepts flags of kube-proxy whose setting has another name here.
 func addAliasFlags(f *pflag.FlagSet) {
-	f.Duration(ipvsPeriod, time.Second, "")
-	f.String(ipvsScheduler, "", "")
-	f.Bool(localhostNodePorts, true, "")
-	f.String(bindAddress, "0.0.0.0", "")
-	f.Int("healthz-port", 10256, "")
-	f.Int("metrics-port", 10249, "")
-	for _, name := range []string{ipvsPeriod, ipvsScheduler, localhostNodePorts, bindAddress, "healthz-port",
-		"metrics-port"} {
-		_ = f.MarkHidden(name) // each was just added
-	}
+	addHiddenFlag(f, ipvsPeriod, time.Second)
+	addHiddenFlag(f, ipvsScheduler, "")
+	addHiddenFlag(f, localhostNodePorts, true)
+	addHiddenFlag(f, bindAddress, "0.0.0.0")
+	addHiddenFlag(f, "healthz-port", 10256)
+	addHiddenFlag(f, "metrics-port", 10249)
 }
 
 // resolveMode checks --proxy-mode and --bind-address. An IPv6 bind address makes
@@ -358,16 +358,16 @@ func resolveNodePorts(f *pflag.FlagSet) string {
 	return ""
 }
 
-// ignoredPeriod says that the one of the mode that is not used has no effect.
-func ignoredPeriod(f *pflag.FlagSet) []string {
+// ignoredPeriod returns a note that the one of the mode that is not used has no effect, or an empty one.
+func ignoredPeriod(f *pflag.FlagSet) string {
 	unused, mode := ipvsPeriod, "--"+iptablesPeriod+" counts"
 	if f.Lookup("proxy-mode").Value.String() == "ipvs" {
 		unused, mode = iptablesPeriod, "with --proxy-mode=ipvs, --"+ipvsPeriod+" counts"
 	}
 	if f.Changed(unused) {
-		return []string{fmt.Sprintf("--%s has no effect: %s", unused, mode)}
+		return fmt.Sprintf("--%s has no effect: %s", unused, mode)
 	}
-	return nil
+	return ""
 }
 
 // resolvePeriod takes --ipvs-min-sync-period with --proxy-mode=ipvs, and

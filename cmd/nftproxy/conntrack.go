@@ -73,7 +73,6 @@ break.`,
 	return cmd
 }
 
-// flowOptions are the flags of the commands about flows.
 type flowOptions struct {
 	sourceOptions
 	established []string
@@ -91,7 +90,6 @@ func (o *flowOptions) addFlags(cmd *cobra.Command) {
 	addOutput(cmd, &o.output, outputText, outputJSON)
 }
 
-// parse checks the flags.
 func (o *flowOptions) parse() (*inspect.FlowSource, inspect.FlowFilter, error) {
 	var filter inspect.FlowFilter
 	node, config, err := o.sourceOptions.parse()
@@ -102,18 +100,24 @@ func (o *flowOptions) parse() (*inspect.FlowSource, inspect.FlowFilter, error) {
 	if s.Established, err = cleanEstablished(o.established); err != nil {
 		return nil, filter, err
 	}
-	if o.service != "" {
-		filter.Service = service.Name(o.service)
-		if namespace, name := filter.Service.Split(); namespace == "" || name == "" {
-			return nil, filter, fmt.Errorf("--service: %q: want NAMESPACE/NAME", o.service)
-		}
+	if err := checkServiceName(o.service); err != nil {
+		return nil, filter, err
 	}
+	filter.Service = service.Name(o.service)
 	if o.protocol != "" {
 		if filter.Protocol, err = service.ParseProtocol(o.protocol); err != nil {
 			return nil, filter, unknownValue("protocol", o.protocol)
 		}
 	}
 	return s, filter, checkOutput(o.output, outputText, outputJSON)
+}
+
+// checkServiceName checks the flag --service; empty stands for all Services.
+func checkServiceName(text string) error {
+	if namespace, name := service.Name(text).Split(); text != "" && (namespace == "" || name == "") {
+		return fmt.Errorf("--service: %q: want NAMESPACE/NAME", text)
+	}
+	return nil
 }
 
 // sysctlOptions are the flags about the kernel's settings of connection tracking.
@@ -145,27 +149,12 @@ func (o *sysctlOptions) addFlags(f *pflag.FlagSet) {
 
 // check refuses the values that kube-proxy refuses.
 func (o *sysctlOptions) check() error {
-	var errs []error
-	for _, c := range []struct {
-		flag  string
-		value int
-	}{{"--conntrack-max-per-core", o.MaxPerCore}, {"--conntrack-min", o.Min}} {
-		if c.value < 0 {
-			errs = append(errs, fmt.Errorf("%s: %d is negative", c.flag, c.value))
-		}
-	}
-	for _, c := range []struct {
-		flag  string
-		value time.Duration
-	}{
-		{"--conntrack-tcp-timeout-established", o.TCPEstablished}, {"--conntrack-tcp-timeout-close-wait", o.TCPCloseWait},
-		{"--conntrack-udp-timeout", o.UDP}, {"--conntrack-udp-timeout-stream", o.UDPStream},
-	} {
-		if c.value < 0 {
-			errs = append(errs, fmt.Errorf("%s: %s is negative", c.flag, c.value))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		notNegative("conntrack-max-per-core", o.MaxPerCore), notNegative("conntrack-min", o.Min),
+		notNegative("conntrack-tcp-timeout-established", o.TCPEstablished),
+		notNegative("conntrack-tcp-timeout-close-wait", o.TCPCloseWait),
+		notNegative("conntrack-udp-timeout", o.UDP), notNegative("conntrack-udp-timeout-stream", o.UDPStream),
+	)
 }
 
 func (o *sysctlOptions) files() conntrack.Files { return conntrack.Files{Settings: o.dir} }
@@ -260,13 +249,11 @@ func listFlows(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.Fl
 	return nil
 }
 
-// flowList is the JSON that list prints.
 type flowList struct {
 	Source string            `json:"source"`
 	Flows  []inspect.FlowRow `json:"flows"`
 }
 
-// writeFlows prints a table for people.
 func writeFlows(w io.Writer, rows []inspect.FlowRow) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "PROTOCOL\tCLIENT\tSERVICE\tADDRESS\tENDPOINT\tSTATE\tAGE\tEXPIRES\tSTALE")
@@ -280,7 +267,7 @@ func writeFlows(w io.Writer, rows []inspect.FlowRow) error {
 		if r.AgeSeconds != nil {
 			age = duration.HumanDuration(time.Duration(*r.AgeSeconds) * time.Second)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, dashIfEmpty(printable(id)), r.Address,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, cmp.Or(printable(id), "-"), r.Address,
 			cmp.Or(r.Endpoint, "-"), r.State, age, duration.HumanDuration(r.Flow.Timeout), cmp.Or(r.Reason, "-"))
 	}
 	return t.Flush()

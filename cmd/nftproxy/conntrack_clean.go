@@ -62,12 +62,10 @@ same as in the output of list.`,
 	return cmd
 }
 
-// cleaning are the flags that only clean has.
 type cleaning struct {
 	dryRun, all, yes bool
 }
 
-// cleanResult is the JSON that clean prints.
 type cleanResult struct {
 	Source  string            `json:"source"`
 	DryRun  bool              `json:"dryRun"`
@@ -136,11 +134,7 @@ leaves it alone), atLeast and differs (true or false) and error.`,
   nftproxy conntrack sysctl --conntrack-tcp-timeout-established=2h -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := o.check()
-			if err == nil {
-				err = checkOutput(output, outputText, outputJSON)
-			}
-			if err != nil {
+			if err := cmp.Or(o.check(), checkOutput(output, outputText, outputJSON)); err != nil {
 				return usageError{err}
 			}
 			return showSysctls(cmd, o, output)
@@ -151,7 +145,6 @@ leaves it alone), atLeast and differs (true or false) and error.`,
 	return cmd
 }
 
-// sysctlList is the JSON that sysctl prints.
 type sysctlList struct {
 	Entries  *int         `json:"entries"`
 	Limit    *int         `json:"limit"`

@@ -20,7 +20,6 @@ const (
 	statusUntouched exitStatus = 3 // no rule of nftproxy's is about the packet
 )
 
-// explainOptions are the flags of explain.
 type explainOptions struct {
 	sourceOptions
 	from, output string
@@ -108,14 +107,10 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
 	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
-	if err := cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions([]string{explain.FromNode},
-		cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag is there
-	}
+	completeWords(cmd, "from", explain.FromNode)
 	return cmd
 }
 
-// explain reads the kernel and the objects, and explains one packet.
 func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explain.Explanation, error) {
 	var none explain.Explanation
 	node, config, err := o.parse()

@@ -73,7 +73,6 @@ func (o *getOptions) addFlags(cmd *cobra.Command, address, port string) {
 		"(all are shown without --namespace, too)")
 	f.StringVar(&o.address, "address", "", "only "+address)
 	f.Uint16Var(&o.port, "port", 0, "only "+port)
-	o.completeNamespaces(cmd)
 }
 
 // selection makes the selection of the flags and of names of Services.
@@ -127,13 +126,16 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 
 // show prints the rows of the tables that were selected, as a table or as the list that holds them.
 func show[R any](cmd *cobra.Command, o *getOptions, s inspect.Selection, what string, columns []column[R],
-	rows func(*reading) ([]R, any)) error {
+	rows func(*reading) ([]R, any, error)) error {
 	r, err := o.read(cmd.Context())
 	if err != nil {
 		return err
 	}
 	defer r.conn.Close()
-	selected, list := rows(r)
+	selected, list, err := rows(r)
+	if err != nil {
+		return err
+	}
 	if err := printRows(cmd.OutOrStdout(), o.printOptions, columns, selected, list); err != nil {
 		return err
 	}
@@ -153,12 +155,17 @@ func (r *reading) finish(cmd *cobra.Command, o *getOptions, s inspect.Selection,
 }
 
 // fewOf joins the first texts of a list, and counts the others.
-func fewOf(list []string) string {
+func fewOf(list []string) string { return fewBy(list, ",", "+%d") }
+
+// fewSentences does the same with sentences: a Service may have thousands.
+func fewSentences(list []string) string { return fewBy(list, "; ", "%d more") }
+
+func fewBy(list []string, separator, more string) string {
 	const most = 4
-	if len(list) <= most {
-		return strings.Join(list, ",")
+	if len(list) > most {
+		list = append(slices.Clone(list[:most]), fmt.Sprintf(more, len(list)-most))
 	}
-	return fmt.Sprintf("%s,+%d", strings.Join(list[:most], ","), len(list)-most)
+	return strings.Join(list, separator)
 }
 
 func yesNo(b bool) string {
@@ -168,7 +175,6 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// serviceList is the JSON that get services prints.
 type serviceList struct {
 	Services []inspect.ServiceRow `json:"services"`
 }
@@ -234,14 +240,14 @@ add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 			if err != nil {
 				return err
 			}
-			return show(cmd, &o, s, "services", serviceColumns(), func(r *reading) ([]inspect.ServiceRow, any) {
+			return show(cmd, &o, s, "services", serviceColumns(), func(r *reading) ([]inspect.ServiceRow, any, error) {
 				rows := r.ServiceRows(s)
 				for i := range rows {
 					if problems != nil {
 						rows[i].Problems = append([]string{}, problems(service.NewName(rows[i].Namespace, rows[i].Name))...)
 					}
 				}
-				return rows, serviceList{rows}
+				return rows, serviceList{rows}, nil
 			})
 		},
 	}
@@ -305,15 +311,6 @@ func serviceColumns() []column[inspect.ServiceRow] {
 	}
 }
 
-// fewSentences joins the first of a list, and counts the others: a Service may have thousands.
-func fewSentences(list []string) string {
-	const most = 4
-	if len(list) > most {
-		list = append(slices.Clone(list[:most]), fmt.Sprintf("%d more", len(list)-most))
-	}
-	return strings.Join(list, "; ")
-}
-
 func addressTexts(list []netip.Addr) []string {
 	texts := make([]string, len(list))
 	for i, a := range list {
@@ -340,26 +337,13 @@ func portTexts(ports []inspect.PortRow) []string {
 // The completions of a shell read the tables, as the commands do. Where they cannot be
 // read, there are none.
 
-// completeNamespaces completes --namespace.
-func (o *getOptions) completeNamespaces(cmd *cobra.Command) {
-	err := cmd.RegisterFlagCompletionFunc("namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string,
-		cobra.ShellCompDirective) {
-		return o.namespaces(cmd)
-	})
-	if err != nil {
-		panic(err) // the flag is there
-	}
-}
-
-// namespaces are those of the Services.
 func (o *getOptions) namespaces(cmd *cobra.Command) ([]string, cobra.ShellCompDirective) {
-	return o.complete(cmd, func(r *reading) []string {
-		spaces := map[string]bool{}
+	return o.complete(cmd, nil, "", func(r *reading) (names []string) {
 		for _, name := range r.Names() {
 			namespace, _ := name.Split()
-			spaces[namespace] = true
+			names = append(names, namespace)
 		}
-		return slices.Sorted(maps.Keys(spaces))
+		return names
 	})
 }
 
@@ -367,43 +351,32 @@ func (o *getOptions) namespaces(cmd *cobra.Command) ([]string, cobra.ShellCompDi
 // NAMESPACE/NAME.
 func (o *getOptions) completeServices(cmd *cobra.Command, args []string,
 	toComplete string) ([]string, cobra.ShellCompDirective) {
-	return o.complete(cmd, func(r *reading) []string {
-		var names []string
+	return o.complete(cmd, args, toComplete, func(r *reading) (names []string) {
 		for _, name := range r.Names() {
-			namespace, bare := name.Split()
-			text := string(name)
-			if o.namespace != "" && !o.allNamespaces {
-				if namespace != o.namespace {
-					continue
-				}
-				text = bare
-			}
-			if strings.HasPrefix(text, toComplete) && !slices.Contains(args, text) {
-				names = append(names, text)
+			if namespace, bare := name.Split(); o.namespace == "" || o.allNamespaces {
+				names = append(names, string(name))
+			} else if namespace == o.namespace {
+				names = append(names, bare)
 			}
 		}
 		return names
 	})
 }
 
-// completeChains completes names of chains.
 func (o *getOptions) completeChains(cmd *cobra.Command, args []string,
 	toComplete string) ([]string, cobra.ShellCompDirective) {
-	return o.complete(cmd, func(r *reading) []string {
-		names := map[string]bool{}
+	return o.complete(cmd, args, toComplete, func(r *reading) (names []string) {
 		for _, row := range r.ChainRows(inspect.Selection{}) {
-			if strings.HasPrefix(row.Name, toComplete) && !slices.Contains(args, row.Name) {
-				names[row.Name] = true
-			}
+			names = append(names, row.Name)
 		}
-		return slices.Sorted(maps.Keys(names))
+		return names
 	})
 }
 
-// complete reads the tables and returns the candidates that a shell takes as they are:
-// names from a table could hold anything.
-func (o *getOptions) complete(cmd *cobra.Command, candidates func(*reading) []string) ([]string,
-	cobra.ShellCompDirective) {
+// complete reads the tables and returns the candidates that begin so, are no arguments yet, and that a shell takes as
+// they are: names from a table could hold anything.
+func (o *getOptions) complete(cmd *cobra.Command, args []string, toComplete string,
+	candidates func(*reading) []string) ([]string, cobra.ShellCompDirective) {
 	r, err := o.read(cmd.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -413,7 +386,9 @@ func (o *getOptions) complete(cmd *cobra.Command, candidates func(*reading) []st
 		return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._/", c)
 	}
 	names := slices.DeleteFunc(candidates(r), func(name string) bool {
-		return strings.ContainsFunc(name, func(c rune) bool { return !plain(c) })
+		return !strings.HasPrefix(name, toComplete) || slices.Contains(args, name) ||
+			strings.ContainsFunc(name, func(c rune) bool { return !plain(c) })
 	})
-	return names, cobra.ShellCompDirectiveNoFileComp
+	slices.Sort(names)
+	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,12 +18,10 @@ import (
 	"nftproxy/nft/ejecttable"
 )
 
-// endpointList is the JSON that get endpoints prints.
 type endpointList struct {
 	Endpoints []inspect.EndpointRow `json:"endpoints"`
 }
 
-// endpointOptions are the flags of get endpoints.
 type endpointOptions struct {
 	getOptions
 	connections, draining bool
@@ -120,7 +119,6 @@ func (o *endpointOptions) run(cmd *cobra.Command, s inspect.Selection) error {
 	return r.finish(cmd, &o.getOptions, s, len(rows), "endpoints")
 }
 
-// countConnections reads the conntrack table.
 func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, error) {
 	connections, err := inspect.CountConnections(cmd.Context(), r.config, r.Snapshot)
 	if errors.Is(err, conntrack.ErrInterrupted) {
@@ -169,7 +167,6 @@ func endpointColumns() []column[inspect.EndpointRow] {
 	}
 }
 
-// chainList is the JSON that get chains prints.
 type chainList struct {
 	Chains []inspect.ChainRow `json:"chains"`
 }
@@ -219,9 +216,9 @@ not change these. Exit statuses: see nftproxy get --help.`,
 				return usageError{err}
 			}
 			s.Chains = names
-			return show(cmd, &o, s, "chains", chainColumns(), func(r *reading) ([]inspect.ChainRow, any) {
+			return show(cmd, &o, s, "chains", chainColumns(), func(r *reading) ([]inspect.ChainRow, any, error) {
 				rows := r.ChainRows(s)
-				return rows, chainList{rows}
+				return rows, chainList{rows}, nil
 			})
 		},
 	}
@@ -250,21 +247,15 @@ func chainColumns() []column[inspect.ChainRow] {
 	}
 }
 
-// clientList is the JSON that get affinity prints.
 type clientList struct {
 	Clients []inspect.ClientRow `json:"clients"`
 	// Truncated says that --limit left clients out.
 	Truncated bool `json:"truncated"`
 }
 
-// affinityOptions are the flags of get affinity.
-type affinityOptions struct {
-	getOptions
-	limit int
-}
-
 func newGetAffinityCommand() *cobra.Command {
-	var o affinityOptions
+	var o getOptions
+	var limit int
 	cmd := &cobra.Command{
 		Use:   "affinity [[NAMESPACE/]SERVICE ...]",
 		Args:  cobra.ArbitraryArgs,
@@ -295,39 +286,26 @@ change these. Exit statuses: see nftproxy get --help.`,
   nftproxy get affinity -n shop --limit 0 -o json  all of them`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			s, err := o.selection(names)
-			if err == nil && o.limit < 0 {
-				err = fmt.Errorf("--limit: %d is negative", o.limit)
-			}
-			if err != nil {
+			if err = cmp.Or(err, notNegative("limit", limit)); err != nil {
 				return usageError{err}
 			}
-			return o.run(cmd, s)
+			var list clientList
+			err = show(cmd, &o, s, "remembered clients", clientColumns(), func(r *reading) (_ []inspect.ClientRow, _ any,
+				err error) {
+				list, err = r.clients(s, limit)
+				return list.Clients, list, err
+			})
+			if list.Truncated {
+				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: only the first %d clients are shown; --limit 0 shows all\n", limit)
+			}
+			return err
 		},
 	}
 	o.addFlags(cmd, "clients or endpoints with this address, or of Services with it",
 		"clients of endpoints at this port, or of Services with it")
-	cmd.Flags().IntVar(&o.limit, "limit", 1000, "show at most so many clients; 0 shows all")
+	cmd.Flags().IntVar(&limit, "limit", 1000, "show at most so many clients; 0 shows all")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd
-}
-
-func (o *affinityOptions) run(cmd *cobra.Command, s inspect.Selection) error {
-	r, err := o.read(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer r.conn.Close()
-	list, err := r.clients(s, o.limit)
-	if err != nil {
-		return err
-	}
-	if err := printRows(cmd.OutOrStdout(), o.printOptions, clientColumns(), list.Clients, list); err != nil {
-		return err
-	}
-	if list.Truncated {
-		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: only the first %d clients are shown; --limit 0 shows all\n", o.limit)
-	}
-	return r.finish(cmd, &o.getOptions, s, len(list.Clients), "remembered clients")
 }
 
 // clients reads the remembered clients, at most limit of them unless that is 0. It reads

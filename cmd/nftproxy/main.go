@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,7 +109,6 @@ func markArgs(cmd *cobra.Command) {
 	}
 }
 
-// newVersionCommand makes the command version, which prints the same as --version.
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
@@ -161,24 +161,17 @@ func flagError(err error) error {
 	if !errors.As(err, &invalid) {
 		return err
 	}
-	want := ""
-	switch kind := invalid.GetFlag().Value.Type(); {
-	case errors.Is(err, strconv.ErrRange):
+	kind := invalid.GetFlag().Value.Type()
+	want := cmp.Or(map[string]string{
+		"int":         "not a whole number",
+		"uint16":      "not a number of 0 to 65535",
+		"float32":     "not a number",
+		"bool":        "neither true nor false",
+		"duration":    "not a duration, such as 30s, 5m or 1h30m",
+		"stringSlice": "not a list separated by commas: a quotation mark has no partner",
+	}[kind], "not a "+kind)
+	if errors.Is(err, strconv.ErrRange) {
 		want = "too large a number"
-	case kind == "int":
-		want = "not a whole number"
-	case kind == "uint16":
-		want = "not a number of 0 to 65535"
-	case kind == "float32":
-		want = "not a number"
-	case kind == "bool":
-		want = "neither true nor false"
-	case kind == "duration":
-		want = "not a duration, such as 30s, 5m or 1h30m"
-	case kind == "stringSlice":
-		want = "not a list separated by commas: a quotation mark has no partner"
-	default:
-		want = "not a " + kind
 	}
 	return fmt.Errorf("--%s: %q is %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -31,17 +32,12 @@ type printOptions struct {
 }
 
 func (o *printOptions) addFlags(cmd *cobra.Command) {
+	addOutput(cmd, &o.output, outputText, outputWide, outputJSON, outputYAML)
 	f := cmd.Flags()
-	f.StringVarP(&o.output, "output", "o", outputText, "text, wide (more columns), json or yaml")
+	f.Lookup("output").Usage = "text, wide (more columns), json or yaml"
 	f.BoolVar(&o.noHeaders, "no-headers", false, "print no column names")
-	values := []string{outputText, outputWide, outputJSON, outputYAML}
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values,
-		cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag is there
-	}
 }
 
-// check returns the error about an unknown output.
 func (o *printOptions) check() error {
 	return checkOutput(o.output, outputText, outputWide, outputJSON, outputYAML)
 }
@@ -49,7 +45,6 @@ func (o *printOptions) check() error {
 // structured says that programs read the output, so that it has all there is.
 func (o *printOptions) structured() bool { return o.output == outputJSON || o.output == outputYAML }
 
-// column is a column of a table for people.
 type column[R any] struct {
 	header string
 	// wide columns stand only in -o wide.
@@ -82,19 +77,11 @@ func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R
 	}
 	for r := range rows {
 		for i, c := range columns {
-			cells[i] = dashIfEmpty(printable(c.text(&rows[r])))
+			cells[i] = cmp.Or(printable(c.text(&rows[r])), "-")
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
-}
-
-// dashIfEmpty returns a dash for a text that would not be seen between blanks.
-func dashIfEmpty(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // printable returns the text with escapes, such as \x1b, in place of every character
@@ -114,28 +101,18 @@ func printable(s string) string {
 // whose bytes are raw.
 func escape(s string, with func(b []byte, r rune, raw string) []byte) string {
 	var b []byte
-	done := 0
-	for i, r := range s {
-		size := utf8.RuneLen(r)
-		invalid := false
-		if r == utf8.RuneError {
-			_, size = utf8.DecodeRuneInString(s[i:])
-			invalid = size == 1
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		if invalid := r == utf8.RuneError && size == 1; invalid || !strconv.IsPrint(r) {
+			b = with(b, r, s[:size])
+		} else {
+			b = append(b, s[:size]...)
 		}
-		if strconv.IsPrint(r) && !invalid {
-			continue
-		}
-		b = append(b, s[done:i]...)
-		b = with(b, r, s[i:i+size])
-		done = i + size
+		s = s[size:]
 	}
-	if done == 0 {
-		return s
-	}
-	return string(append(b, s[done:]...))
+	return string(b)
 }
 
-// checkOutput returns the error about an output that is none of these.
 func checkOutput(output string, of ...string) error {
 	if slices.Contains(of, output) {
 		return nil
@@ -154,9 +131,13 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// escapeJSON puts JSON's escape in place of each character of a JSON text that does not print.
+// escapeJSON puts JSON's escape in place of each character of a JSON text that does not print. A line break stays: within
+// strings JSON has none.
 func escapeJSON(text string) string {
-	return escape(text, func(b []byte, r rune, _ string) []byte {
+	return escape(text, func(b []byte, r rune, raw string) []byte {
+		if r == '\n' {
+			return append(b, raw...)
+		}
 		for _, unit := range utf16.AppendRune(nil, r) {
 			b = fmt.Appendf(b, `\u%04x`, unit)
 		}
@@ -169,15 +150,8 @@ func jsonText(v any) (string, error) {
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
-		return "", err
-	}
-	var text strings.Builder
-	for line := range strings.Lines(b.String()) {
-		text.WriteString(escapeJSON(strings.TrimSuffix(line, "\n")))
-		text.WriteByte('\n')
-	}
-	return text.String(), nil
+	err := e.Encode(v)
+	return escapeJSON(b.String()), err
 }
 
 // writeYAML prints a value as YAML, with the names that it has in JSON. The library
@@ -195,7 +169,6 @@ func writeYAML(w io.Writer, v any) error {
 	return err
 }
 
-// checkTableName checks the flag --nftproxy-table.
 func checkTableName(name string) error {
 	if !isTableName(name) {
 		return fmt.Errorf("--%stable: %q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a "+

@@ -32,10 +32,7 @@ type runOptions struct {
 	config configOptions
 	// asked has what flags set as they are; run sets the rest.
 	asked            daemon.Config
-	masqueradeAll    bool
-	answerPing       bool
 	noMasquerade     []string
-	masqueradeToNode bool
 	masqueradeBit    int
 	counters, eject  string
 	sysctls          sysctlOptions
@@ -107,12 +104,12 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
 	f.Lookup("cluster-cidr").Usage += "; run masquerades all other clients"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
-	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
+	f.BoolVar(&o.rules.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
 	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints whose connections run does not "+
 		"masquerade (docs/differences.md#the-source-of-masqueraded-connections)")
-	f.BoolVar(&o.masqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address of "+
-		"the family (docs/differences.md#the-source-of-masqueraded-connections)")
-	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "answer pings to addresses of Services "+
+	f.BoolVar(&o.rules.MasqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address "+
+		"of the family (docs/differences.md#the-source-of-masqueraded-connections)")
+	f.BoolVar(&o.rules.AnswerPing, ownPrefix+"answer-ping", false, "answer pings to addresses of Services "+
 		"(docs/differences.md#pings)")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks "+
 		"packets to masquerade; -1: none (docs/differences.md#the-mark-does-not-stay-on-packets)")
@@ -156,13 +153,9 @@ const logFormatFlag = "logging-format"
 const noMasqueradeFlag = ownPrefix + "no-masquerade-cidrs"
 
 func parseNoMasquerade(words []string) ([]netip.Prefix, error) {
-	var list []netip.Prefix
-	for _, word := range words {
-		p, err := service.ParseRange(strings.TrimSpace(word))
-		if err != nil {
-			return nil, fmt.Errorf("--%s: %w", noMasqueradeFlag, err)
-		}
-		list = append(list, p)
+	list, err := parseRanges(words)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", noMasqueradeFlag, err)
 	}
 	for _, family := range ip.Families() {
 		if n := len((&service.Settings{NoMasquerade: list}).NoMasqueradeOf(family)); n > service.MaxNoMasquerade {
@@ -184,12 +177,8 @@ const (
 func (o *runOptions) run() (*daemon.Config, error) {
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
-	if o.asked.MinSyncPeriod < 0 {
-		check(fmt.Errorf("--iptables-min-sync-period: %s is negative", o.asked.MinSyncPeriod))
-	}
-	if o.asked.Verbosity < 0 {
-		check(fmt.Errorf("--v: %d is negative", o.asked.Verbosity))
-	}
+	check(notNegative(iptablesPeriod, o.asked.MinSyncPeriod))
+	check(notNegative("v", o.asked.Verbosity))
 	if known := flagValues()[logFormatFlag]; o.asked.LogFormat != "" && !slices.Contains(known, o.asked.LogFormat) {
 		check(unknownValue(logFormatFlag, o.asked.LogFormat))
 	}
@@ -201,9 +190,7 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	}
 	check(checkTLS("metrics", o.asked.MetricsTLS))
 	check(checkTLS("healthz", o.asked.HealthTLS))
-	if o.asked.RetainMissing < 0 {
-		check(fmt.Errorf("--%sretain-missing: %s is negative", ownPrefix, o.asked.RetainMissing))
-	}
+	check(notNegative(ownPrefix+"retain-missing", o.asked.RetainMissing))
 	check(o.sysctls.check())
 	check(o.checkStartupTaint())
 	check(checkCounters(o.counters))
@@ -232,8 +219,6 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	c.ExcludeIPVS, err = parseExcludeCIDRs(o.excludeCIDRs)
 	check(err)
 	c.Rules.Counters = o.counters != countersNone
-	c.Rules.MasqueradeAll, c.Rules.AnswerPing = o.masqueradeAll, o.answerPing
-	c.Rules.MasqueradeToNode = o.masqueradeToNode
 	c.Rules.NoMasquerade, err = parseNoMasquerade(o.noMasquerade)
 	check(err)
 	if err := errors.Join(errs...); err != nil {
@@ -264,7 +249,6 @@ func (o *runOptions) notes(c *daemon.Config) []string {
 	return notes
 }
 
-// checkOOMScoreAdj refuses a score that is no number or out of range.
 func checkOOMScoreAdj(score string) error {
 	if score == "" {
 		return nil

@@ -34,6 +34,7 @@ type sourceOptions struct {
 	podBridge, podInterfacePrefix string
 	nodePortAddresses             []string
 	table                         string
+	rules                         ruleset.Config // what flags set as they are
 	claims                        claimOptions
 }
 
@@ -103,6 +104,7 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 	}
 	errs = append(errs, o.checkSource())
 	errs = append(errs, checkTableName(o.table), o.claims.parse())
+	c = o.rules
 	c.Table = o.table
 	c.ClusterCIDRs, err = parseClusterCIDR(o.clusterCIDR)
 	named("cluster-cidr", err)
@@ -219,21 +221,29 @@ func nodeName(override string) (string, error) {
 }
 
 func parseClusterCIDR(s string) ([]netip.Prefix, error) {
-	var list []netip.Prefix
 	if strings.TrimSpace(s) == "" {
 		return nil, nil
 	}
-	for word := range strings.SplitSeq(s, ",") {
-		p, err := service.ParseRange(strings.TrimSpace(word))
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, p)
+	list, err := parseRanges(strings.Split(s, ","))
+	if err != nil {
+		return nil, err
 	}
 	for _, family := range ip.Families() {
 		if settings := (service.Settings{ClusterCIDRs: list}); len(settings.PodRanges(nil, family)) > service.MaxPodRanges {
 			return nil, fmt.Errorf("%q: at most %d CIDRs of each family", s, service.MaxPodRanges)
 		}
+	}
+	return list, nil
+}
+
+func parseRanges(words []string) ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	for _, word := range words {
+		p, err := service.ParseRange(strings.TrimSpace(word))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, p)
 	}
 	return list, nil
 }

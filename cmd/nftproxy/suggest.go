@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -110,24 +111,38 @@ func notAmong(flag, value string, words []string) error {
 		strings.Join(words[:last], ", "), words[last])
 }
 
+func notNegative[T int | time.Duration](flag string, value T) error {
+	if value < 0 {
+		return fmt.Errorf("--%s: %v is negative", flag, value)
+	}
+	return nil
+}
+
+// completeFlag completes the values of a flag, if the command has it.
+func completeFlag(cmd *cobra.Command, flag string, by cobra.CompletionFunc) {
+	if cmd.Flags().Lookup(flag) == nil {
+		return
+	}
+	if err := cmd.RegisterFlagCompletionFunc(flag, by); err != nil {
+		panic(err) // the flag is there
+	}
+}
+
+func completeWords(cmd *cobra.Command, flag string, words ...string) {
+	completeFlag(cmd, flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
 // completeFlags completes the values of the flags of a command and of those below it: fixed words, and the names in the
 // tables.
 func completeFlags(cmd *cobra.Command) {
-	complete := func(flag string, by cobra.CompletionFunc) {
-		if _, done := cmd.GetFlagCompletionFunc(flag); cmd.Flags().Lookup(flag) == nil || done {
-			return
-		}
-		if err := cmd.RegisterFlagCompletionFunc(flag, by); err != nil {
-			panic(err) // the flag is there
-		}
-	}
 	for flag, values := range flagValues() {
-		complete(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+		completeWords(cmd, flag, values...)
 	}
-	complete("service", func(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	completeFlag(cmd, "service", func(cmd *cobra.Command, _ []string, toComplete string) ([]string,
+		cobra.ShellCompDirective) {
 		return inTables(cmd).completeServices(cmd, nil, toComplete)
 	})
-	complete("namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	completeFlag(cmd, "namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return inTables(cmd).namespaces(cmd)
 	})
 	for _, sub := range cmd.Commands() {
@@ -144,8 +159,5 @@ func inTables(cmd *cobra.Command) *getOptions {
 func addOutput(cmd *cobra.Command, output *string, values ...string) {
 	last := len(values) - 1
 	cmd.Flags().StringVarP(output, "output", "o", values[0], strings.Join(values[:last], ", ")+" or "+values[last])
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values,
-		cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag is there
-	}
+	completeWords(cmd, "output", values...)
 }

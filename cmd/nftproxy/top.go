@@ -21,7 +21,6 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// topOptions are the flags of top.
 type topOptions struct {
 	table, namespace, service, output string
 	endpoints                         bool
@@ -95,18 +94,13 @@ func (o *topOptions) check() error {
 	if o.rows < 1 {
 		errs = append(errs, fmt.Errorf("--rows: %d: want 1 or more", o.rows))
 	}
-	if o.service != "" {
-		if namespace, name := service.Name(o.service).Split(); namespace == "" || name == "" {
-			errs = append(errs, fmt.Errorf("--service: %q: want NAMESPACE/NAME", o.service))
-		}
-	}
+	errs = append(errs, checkServiceName(o.service))
 	if !isTableName(o.table) {
 		errs = append(errs, fmt.Errorf("--%stable: %q is not a valid table name", ownPrefix, o.table))
 	}
 	return errors.Join(append(errs, checkOutput(o.output, outputText, outputJSON))...)
 }
 
-// selects says whether the flags choose the Service.
 func (o *topOptions) selects(name service.Name) bool {
 	namespace, _ := name.Split()
 	return (o.namespace == "" || o.namespace == namespace) && (o.service == "" || o.service == string(name))
@@ -156,7 +150,6 @@ func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
 // countersOff tells how connections become counted.
 const countersOff = "new connections are not counted: start nftproxy run with --" + ownPrefix + "counters"
 
-// writeTop prints one reading for people.
 func writeTop(w io.Writer, v *traffic.View, o *topOptions) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s in the tables", inspect.Plural(v.InTables, "Service"))

@@ -26,7 +26,6 @@ const (
 // statusNoPacket is the exit status of trace where no packet came.
 const statusNoPacket exitStatus = 1
 
-// traceOptions are the flags of trace.
 type traceOptions struct {
 	table, output, from string
 	packets             int

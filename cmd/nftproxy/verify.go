@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -120,17 +121,15 @@ func (o *verifyOptions) addFlags(cmd *cobra.Command) {
 
 // config is what the rules in the kernel should be by.
 func (o *verifyOptions) config(f *pflag.FlagSet) (*daemon.Config, error) {
-	if err := checkOutput(o.output, outputText, outputJSON, outputYAML); err != nil {
+	err := cmp.Or(checkOutput(o.output, outputText, outputJSON, outputYAML), notNegative("limit", o.limit))
+	if err != nil {
 		return nil, err
-	}
-	if o.limit < 0 {
-		return nil, fmt.Errorf("--limit: %d is negative", o.limit)
 	}
 	given, err := o.flagsOfRun(f)
 	if err != nil {
 		return nil, err
 	}
-	return given.verified()
+	return given.config(nil)
 }
 
 // sourceOf has the objects that a run by this configuration would follow.
@@ -196,20 +195,4 @@ func runFlagsOf(pid int) (commandLine, error) {
 		return nil, fmt.Errorf("process %d is no nftproxy run", pid)
 	}
 	return commandLine(words[2:]), nil
-}
-
-// verified is what the command line asks for, with the configuration file that it
-// names.
-func (c commandLine) verified() (*daemon.Config, error) {
-	var o runOptions
-	cmd := &cobra.Command{}
-	o.addFlags(cmd)
-	if err := cmd.ParseFlags(c); err != nil {
-		return nil, err
-	}
-	text, err := o.config.read()
-	if err != nil {
-		return nil, err
-	}
-	return c.config(text)
 }

@@ -218,7 +218,7 @@ func sortedLines(listing string) []string {
 // report says so.
 func TestVerifyInFlight(t *testing.T) {
 	v := newVerified(t, manifest(t, webManifest("", "10.244.0.1")))
-	c, err := commandLine(append(slices.Clone(v.flags), "--hostname-override=node-1")).verified()
+	c, err := commandLine(append(slices.Clone(v.flags), "--hostname-override=node-1")).config(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
