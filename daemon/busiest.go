@@ -11,8 +11,7 @@ import (
 )
 
 const (
-	// busyFor is how long changes are counted before a report, and busyAgain the least time
-	// between two reports.
+	// busyFor is how long changes are counted before a report, and busyAgain the least time between two reports.
 	busyFor   = 10 * time.Second
 	busyAgain = 10 * time.Minute
 	// busyNames bounds the Services that are counted.

@@ -27,8 +27,7 @@ type Config struct {
 	Eject service.Eject
 	// DropInvalid drops forwarded packets that belong to no connection.
 	DropInvalid bool
-	// Established has the protocols of which even established connections are
-	// stale when their endpoint is gone.
+	// Established has the protocols of which even established connections are stale when their endpoint is gone.
 	Established []service.Protocol
 	// MinSyncPeriod is the least time between two syncs. Zero stands for our own default:
 	// kube-proxy's second and kubeadm's 0s are for slower writes.

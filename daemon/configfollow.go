@@ -15,8 +15,7 @@ import (
 	"nftproxy/watch"
 )
 
-// ConfigFollower puts changes of the configuration file in force. It is not safe for
-// concurrent use.
+// ConfigFollower puts changes of the configuration file in force. It is not safe for concurrent use.
 type ConfigFollower struct {
 	reporter
 	// started is the configuration of the start, now the one that the file last described.
@@ -58,8 +57,7 @@ func LiveFlags() []string {
 	return list
 }
 
-// liveChange is a setting that may change while the proxy runs: its flags, and how it
-// is put in force.
+// liveChange is a setting that may change while the proxy runs: its flags, and how it is put in force.
 type liveChange struct {
 	flags []string
 	apply func()
@@ -151,8 +149,7 @@ func (c *ConfigFollower) accept(next *Config) {
 	c.Counts.Accept(len(restart) > 0)
 }
 
-// report logs the fields that are in force from now on, those that need a restart, and
-// new mistakes and notes.
+// report logs the fields that are in force from now on, those that need a restart, and new mistakes and notes.
 func (c *ConfigFollower) report(live, restart, mistakes, notes []string) {
 	log := c.log.With("file", c.started.File)
 	log.Info("the configuration file has changed", "in_force", live)

@@ -25,9 +25,8 @@ import (
 	"nftproxy/watch"
 )
 
-// rulesThere says whether an earlier run left rules. The kernel answers no process
-// without the capability CAP_NET_ADMIN. So its lack shows here, and ends the process:
-// a further try would not help.
+// rulesThere says whether an earlier run left rules. The kernel answers no process without the capability
+// CAP_NET_ADMIN. So its lack shows here, and ends the process: a further try would not help.
 func rulesThere(conn *kernel.Conn, table string) (bool, error) {
 	tables, err := conn.Tables(table)
 	if errors.Is(err, syscall.EPERM) {
@@ -88,8 +87,7 @@ func cleanAfter(cleaner flowCleaner, table string) func(proxy.Sync) {
 		case !unknown(nft.IPv4) && !unknown(nft.IPv6):
 			cleaner.SyncChangedNothing()
 		}
-		// Otherwise it is unknown whether the rules are in force. The cleaner removes
-		// nothing until the retry.
+		// Otherwise it is unknown whether the rules are in force. The cleaner removes nothing until the retry.
 	}
 }
 
@@ -121,9 +119,8 @@ const restartPatience = 30 * time.Second
 // addresses. A change of the addresses interrupts a list.
 const addressPatience = 10 * time.Second
 
-// newWatcher makes a watcher that has the node's addresses from the start. The first
-// program needs them: without them a restart would take --nodeport-addresses away
-// for a moment. Later, a task follows their changes.
+// newWatcher makes a watcher that has the node's addresses from the start. The first program needs them: without them a
+// restart would take --nodeport-addresses away for a moment. Later, a task follows their changes.
 func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, tryTimeouts func() error,
 	networks *hostaddr.Networks, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
 	soon, cancel := context.WithTimeout(ctx, addressPatience)
@@ -157,9 +154,8 @@ func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, 
 	return w, nil
 }
 
-// newServers returns the servers for probes and for Prometheus. Another process, such as
-// kube-proxy, may have the addresses of the first two for a while. At the third one,
-// no other process may answer.
+// newServers returns the servers for probes and for Prometheus. Another process, such as kube-proxy, may have the
+// addresses of the first two for a while. At the third one, no other process may answer.
 func newServers(c Config, r reporter, judge *health.Health, metrics http.Handler) ([]*health.Server, error) {
 	probes, err := health.NewServer("health", c.HealthAddress, judge.Handler(), c.Log)
 	if err != nil {

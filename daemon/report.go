@@ -39,8 +39,7 @@ func (r reporter) aboutService(w *watch.Watcher, name service.Name, reason watch
 	}
 }
 
-// serverFailed returns a function that writes an event about a server that cannot
-// listen. The note is kube-proxy's.
+// serverFailed returns a function that writes an event about a server that cannot listen. The note is kube-proxy's.
 func (r reporter) serverFailed(reason watch.Reason, prefix string) func(error) {
 	return func(err error) { r.aboutNode(reason, prefix+err.Error()) }
 }
@@ -163,8 +162,7 @@ func (r reporter) sweepLogger() func(affinity.Run) {
 	}
 }
 
-// syncObserver logs the first sync, and each failure once until it changes. It logs
-// the other syncs at level debug.
+// syncObserver logs the first sync, and each failure once until it changes. It logs the other syncs at level debug.
 func (r reporter) syncObserver(w *watch.Watcher) func(proxy.Sync) {
 	first, failing := true, failures{}
 	quarantined := map[string]string{}
@@ -195,8 +193,7 @@ func (r reporter) syncObserver(w *watch.Watcher) func(proxy.Sync) {
 	}
 }
 
-// logQuarantine logs each Service that the kernel refuses, and when the kernel no
-// longer refuses it.
+// logQuarantine logs each Service that the kernel refuses, and when the kernel no longer refuses it.
 func (r reporter) logQuarantine(w *watch.Watcher, known map[string]string, now map[string]error) {
 	for name := range known {
 		if _, still := now[name]; !still {

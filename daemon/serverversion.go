@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// versionPeriod is the time between two questions for the API server's version, which
-	// changes when the cluster is upgraded. It is shorter than the 15 minutes after which
-	// the alert KubeVersionMismatch of kubernetes-mixin fires.
+	// versionPeriod is the time between two questions for the API server's version, which changes when the cluster is
+	// upgraded. It is shorter than the 15 minutes after which the alert KubeVersionMismatch of kubernetes-mixin fires.
 	versionPeriod = 5 * time.Minute
 	// versionRetry is the time after a question without an answer.
 	versionRetry = 10 * time.Second

@@ -67,9 +67,8 @@ func (s *Sysctls) observe(sync proxy.Sync) {
 	}))
 }
 
-// Initialise sets the kernel's settings of connection tracking, which is all
-// that needs more than CAP_NET_ADMIN, and nothing else (--init-only). The error
-// joins one for each setting that is wanted and could not be set.
+// Initialise sets the kernel's settings of connection tracking, which is all that needs more than CAP_NET_ADMIN, and
+// nothing else (--init-only). The error joins one for each setting that is wanted and could not be set.
 func Initialise(c Config) error {
 	c.logNotes()
 	s := NewSysctls(c, func(watch.Event) {}) // the error has the failures
@@ -84,9 +83,8 @@ func Initialise(c Config) error {
 	return errors.Join(errs...)
 }
 
-// reportSysctls reports the settings that were set, and those that are wanted and
-// could not be set. Each has a line in the log. The failures with the same reason
-// share one event.
+// reportSysctls reports the settings that were set, and those that are wanted and could not be set. Each has a line in
+// the log. The failures with the same reason share one event.
 func (r reporter) reportSysctls(list []conntrack.Setting) {
 	failed := map[string][]string{}
 	for _, s := range list {

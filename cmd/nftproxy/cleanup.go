@@ -107,8 +107,7 @@ func parseExcludeCIDRs(texts []string) (list []netip.Prefix, err error) {
 	return list, err
 }
 
-// cleanupTables removes the tables of that name, and those that earlier runs with another
-// name, and traces, left.
+// cleanupTables removes the tables of that name, and those that earlier runs with another name, and traces, left.
 func cleanupTables(cmd *cobra.Command, table string) error {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {

@@ -222,8 +222,7 @@ const (
 	noLimit      = "nftproxy asks for protobuf and has no limit of its own"
 )
 
-// listIgnoredFlags lists the flags of kube-proxy 1.37 on Linux that have no effect
-// here.
+// listIgnoredFlags lists the flags of kube-proxy 1.37 on Linux that have no effect here.
 func listIgnoredFlags() []ignoredFlag {
 	return []ignoredFlag{
 		{"proxy-mode", "", nftablesOnly},
@@ -295,9 +294,8 @@ func addAliasFlags(f *pflag.FlagSet) {
 	addHiddenFlag(f, "metrics-port", 10249)
 }
 
-// resolveMode checks --proxy-mode and --bind-address. An IPv6 bind address makes
-// the servers listen on IPv6 addresses where nothing else was asked for, as in
-// kube-proxy.
+// resolveMode checks --proxy-mode and --bind-address. An IPv6 bind address makes the servers listen on IPv6 addresses
+// where nothing else was asked for, as in kube-proxy.
 func resolveMode(f *pflag.FlagSet) error {
 	if mode := f.Lookup("proxy-mode").Value.String(); !kubeproxyconfig.IsMode(mode) {
 		return unknownValue("proxy-mode", mode, "nothing")

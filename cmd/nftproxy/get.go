@@ -334,8 +334,7 @@ func portTexts(ports []inspect.PortRow) []string {
 	return texts
 }
 
-// The completions of a shell read the tables, as the commands do. Where they cannot be
-// read, there are none.
+// The completions of a shell read the tables, as the commands do. Where they cannot be read, there are none.
 
 func (o *getOptions) namespaces(cmd *cobra.Command) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, nil, "", func(r *reading) (names []string) {
@@ -347,8 +346,7 @@ func (o *getOptions) namespaces(cmd *cobra.Command) ([]string, cobra.ShellCompDi
 	})
 }
 
-// completeServices completes names of Services: with --namespace NAME, else
-// NAMESPACE/NAME.
+// completeServices completes names of Services: with --namespace NAME, else NAMESPACE/NAME.
 func (o *getOptions) completeServices(cmd *cobra.Command, args []string,
 	toComplete string) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, args, toComplete, func(r *reading) (names []string) {

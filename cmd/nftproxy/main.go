@@ -1,6 +1,5 @@
-// Command nftproxy is a Kubernetes service proxy for Linux nodes. It turns
-// Services and EndpointSlices into one nftables program and keeps the kernel's
-// tables up to date with it. This package parses flags, connects the parts and
+// Command nftproxy is a Kubernetes service proxy for Linux nodes. It turns Services and EndpointSlices into one
+// nftables program and keeps the kernel's tables up to date with it. This package parses flags, connects the parts and
 // sets the exit code; the work is in the other packages.
 package main
 
@@ -32,9 +31,8 @@ func main() {
 	os.Exit(code)
 }
 
-// execute runs one command and returns the exit code: 0, 1 for an error, or 2 for
-// an invalid command line. It prints the error, except an exitStatus: a command
-// returns that when it has printed everything itself.
+// execute runs one command and returns the exit code: 0, 1 for an error, or 2 for an invalid command line. It prints
+// the error, except an exitStatus: a command returns that when it has printed everything itself.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := newCommand()
 	checkBuiltIn(cmd)

@@ -54,8 +54,7 @@ type column[R any] struct {
 	text func(*R) string
 }
 
-// printRows prints rows in the chosen output: as a table, or as the list, which holds the
-// same rows for programs.
+// printRows prints rows in the chosen output: as a table, or as the list, which holds the same rows for programs.
 func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R, list any) error {
 	switch o.output {
 	case outputJSON:
@@ -84,9 +83,8 @@ func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R
 	return t.Flush()
 }
 
-// printable returns the text with escapes, such as \x1b, in place of every character
-// that does not print: control characters, marks that reverse the direction of text, line
-// breaks, and bytes that are no UTF-8.
+// printable returns the text with escapes, such as \x1b, in place of every character that does not print: control
+// characters, marks that reverse the direction of text, line breaks, and bytes that are no UTF-8.
 func printable(s string) string {
 	return escape(s, func(b []byte, r rune, raw string) []byte {
 		if r == utf8.RuneError && len(raw) == 1 {
@@ -97,8 +95,7 @@ func printable(s string) string {
 	})
 }
 
-// escape replaces the characters that do not print. with appends the replacement of one,
-// whose bytes are raw.
+// escape replaces the characters that do not print. with appends the replacement of one, whose bytes are raw.
 func escape(s string, with func(b []byte, r rune, raw string) []byte) string {
 	var b []byte
 	for len(s) > 0 {
@@ -131,8 +128,8 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// escapeJSON puts JSON's escape in place of each character of a JSON text that does not print. A line break stays: within
-// strings JSON has none.
+// escapeJSON puts JSON's escape in place of each character of a JSON text that does not print. A line break stays:
+// within strings JSON has none.
 func escapeJSON(text string) string {
 	return escape(text, func(b []byte, r rune, raw string) []byte {
 		if r == '\n' {

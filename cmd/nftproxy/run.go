@@ -40,8 +40,7 @@ type runOptions struct {
 	excludeCIDRs     []string
 }
 
-// The addresses on which the servers listen by default, as in kube-proxy, and that of
-// the probe server in deploy/.
+// The addresses on which the servers listen by default, as in kube-proxy, and that of the probe server in deploy/.
 const (
 	defaultMetricsAddress = "127.0.0.1:10249"
 	defaultHealthAddress  = "0.0.0.0:10256"
@@ -166,8 +165,7 @@ func parseNoMasquerade(words []string) ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// noMasqueradeBit leaves the packets' mark to other programs. maxMasqueradeBit is the highest bit of
-// a mark.
+// noMasqueradeBit leaves the packets' mark to other programs. maxMasqueradeBit is the highest bit of a mark.
 const (
 	noMasqueradeBit  = -1
 	maxMasqueradeBit = 31

@@ -87,8 +87,7 @@ func (o *sourceOptions) problems(cmd *cobra.Command) (func(service.Name) []strin
 	return source.Problems, err
 }
 
-// parse checks the flags and returns the node's name and the configuration. The
-// error joins one for each bad flag.
+// parse checks the flags and returns the node's name and the configuration. The error joins one for each bad flag.
 func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 	var errs []error
 	named := func(flag string, err error) {
@@ -150,8 +149,7 @@ func (o *sourceOptions) checkSource() error {
 // maxTableName is well below the length that nft takes.
 const maxTableName = 63
 
-// isTableName says whether the name is valid: nft and people must see where it
-// ends.
+// isTableName says whether the name is valid: nft and people must see where it ends.
 func isTableName(s string) bool {
 	for i, c := range []byte(s) {
 		switch {
@@ -172,8 +170,7 @@ const (
 	detectInterfacePrefix = "InterfaceNamePrefix"
 )
 
-// podInterface returns the interface that traffic from pods comes in by. It is empty
-// for modes that do not use one.
+// podInterface returns the interface that traffic from pods comes in by. It is empty for modes that do not use one.
 func (o *sourceOptions) podInterface() (service.Interface, error) {
 	i, flag, most := service.Interface{}, "", ruleset.MaxInterfaceName
 	switch o.detectLocalMode {
@@ -192,8 +189,7 @@ func (o *sourceOptions) podInterface() (service.Interface, error) {
 	return i, nil
 }
 
-// nodeName returns the override or the host's name, trimmed and in lower case, as
-// kube-proxy and the kubelet do.
+// nodeName returns the override or the host's name, trimmed and in lower case, as kube-proxy and the kubelet do.
 func nodeName(override string) (string, error) {
 	name := override
 	if name == "" {
@@ -248,8 +244,7 @@ func parseRanges(words []string) ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// claimOptions are the flags that say which Services this proxy serves, and that limit
-// their claims.
+// claimOptions are the flags that say which Services this proxy serves, and that limit their claims.
 type claimOptions struct {
 	featureGates      []string
 	ignoreExternalIPs bool     // by featureGates
@@ -321,8 +316,7 @@ func (o *claimOptions) parse() error {
 	return nil
 }
 
-// parseGates reads --feature-gates. Of a gate that is given twice the last value
-// counts, as with kube-proxy.
+// parseGates reads --feature-gates. Of a gate that is given twice the last value counts, as with kube-proxy.
 func (o *claimOptions) parseGates() error {
 	o.ignoreExternalIPs, o.withoutEffect = false, nil
 	for _, word := range o.featureGates {

@@ -49,11 +49,10 @@ func (q *queue) request(name ruleset.AffinityName) {
 	q.place(m)
 }
 
-// next is the map to be swept next, and when; nil for none. Of the maps that are
-// ready it is the one whose last sweep was the shortest, so that a small map does not
-// wait for all the large ones. With fair, every other sweep is of the map that has
-// waited for longest, so that small maps without end do not keep a large one waiting.
-// fair is for when all earlier sweeps have been rested for.
+// next is the map to be swept next, and when; nil for none. Of the maps that are ready it is the one whose last sweep
+// was the shortest, so that a small map does not wait for all the large ones. With fair, every other sweep is of the
+// map that has waited for longest, so that small maps without end do not keep a large one waiting. fair is for when all
+// earlier sweeps have been rested for.
 func (q *queue) next(now time.Time, fair bool) (*waitingMap, time.Time) {
 	for len(q.later.list) > 0 && !q.later.list[0].at.After(now) {
 		m := q.later.list[0]
@@ -94,8 +93,7 @@ func (q *queue) remove(m *waitingMap) {
 	delete(q.maps, m.name)
 }
 
-// place puts the map where its schedule says. It forgets a map without another
-// sweep on its schedule.
+// place puts the map where its schedule says. It forgets a map without another sweep on its schedule.
 func (q *queue) place(m *waitingMap) {
 	at, ok := m.schedule.Next()
 	if !ok {

@@ -1,8 +1,6 @@
-// Package affinity ensures that no client stays with an endpoint that its
-// Service no longer uses. With session affinity the kernel's rules remember
-// clients by themselves. The Sweeper removes the clients of an endpoint soon after
-// it has left the program. For each Service port that costs time that grows with
-// its remembered clients.
+// Package affinity ensures that no client stays with an endpoint that its Service no longer uses. With session affinity
+// the kernel's rules remember clients by themselves. The Sweeper removes the clients of an endpoint soon after it has
+// left the program. For each Service port that costs time that grows with its remembered clients.
 //
 // The package decides neither which endpoints may be remembered (nft/ruleset does)
 // nor how clients are found and deleted (nft/kernel does).
@@ -18,42 +16,38 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// pause is the least time between two sweeps of a map, in durations of the earlier one. A sweep also waits after the sweep
-// of another map: for pause times the duration of its own map's last sweep, or until all earlier sweeps have been rested
-// for. So sweeping takes at most half a core, and a map with short sweeps waits for one long sweep at most. Until a sweep
-// has ended, clients are sent to endpoints that do not answer.
+// pause is the least time between two sweeps of a map, in durations of the earlier one. A sweep also waits after the
+// sweep of another map: for pause times the duration of its own map's last sweep, or until all earlier sweeps have been
+// rested for. So sweeping takes at most half a core, and a map with short sweeps waits for one long sweep at most.
+// Until a sweep has ended, clients are sent to endpoints that do not answer.
 const pause = 1
 
-// These bound what sweeps take in the long run: one part in longRest of a core, and a burst
-// of CPU time beyond that, which is for rolling updates. Once the burst is used up, a sweep
-// waits longRest-1 times as long as it will take. So the small map of one Service does not
-// wait for what the large ones of others have spent.
+// These bound what sweeps take in the long run: one part in longRest of a core, and a burst of CPU time beyond that,
+// which is for rolling updates. Once the burst is used up, a sweep waits longRest-1 times as long as it will take. So
+// the small map of one Service does not wait for what the large ones of others have spent.
 const (
 	longRest = 20
 	burst    = 12 * time.Second
 )
 
 // patience is how long clients may be sent to an endpoint that has gone, since their sweep waits for CPU time. Then the
-// map is emptied: that takes a tenth of a sweep's time or less, and clients that lose their endpoint are better off than
-// those that get no answer.
+// map is emptied: that takes a tenth of a sweep's time or less, and clients that lose their endpoint are better off
+// than those that get no answer.
 const patience = time.Second
 
-// lateWaits are the waits before further sweeps after one that had a reason. One
-// sweep can miss clients in two ways. The kernel finds its place in a map again by
-// counting, so it leaves out elements while it removes others, and once a second it
-// removes all that have expired: of 40,000 clients 3 to 12 % were missed then. And a
-// rule checks that an endpoint may be remembered just before it remembers it: if the
-// CPU stands still between the two, as a virtual machine's can, the client comes
-// after the sweep. The waits are no multiples of that second or of each other.
+// lateWaits are the waits before further sweeps after one that had a reason. One sweep can miss clients in two ways.
+// The kernel finds its place in a map again by counting, so it leaves out elements while it removes others, and once a
+// second it removes all that have expired: of 40,000 clients 3 to 12 % were missed then. And a rule checks that an
+// endpoint may be remembered just before it remembers it: if the CPU stands still between the two, as a virtual
+// machine's can, the client comes after the sweep. The waits are no multiples of that second or of each other.
 func lateWaits() []time.Duration {
 	return []time.Duration{700 * time.Millisecond, 2300 * time.Millisecond, 7 * time.Second}
 }
 
 // Kernel has the maps that remember clients.
 type Kernel interface {
-	// Sweep deletes the clients in a dynamic map for which keep returns false. It
-	// returns how many clients are left and how many it deleted. A missing map has
-	// none. An error names the map; the end of the context is an error too.
+	// Sweep deletes the clients in a dynamic map for which keep returns false. It returns how many clients are left and
+	// how many it deleted. A missing map has none. An error names the map; the end of the context is an error too.
 	Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int,
 		err error)
 	// Forget deletes all clients in a dynamic map, at a small part of the cost of a sweep.
@@ -72,8 +66,7 @@ type Run struct {
 	Forgotten bool
 	// Duration is the wall time of the sweep.
 	Duration time.Duration
-	// Err is why the sweep was incomplete, or nil. The Sweeper repeats such a sweep
-	// later.
+	// Err is why the sweep was incomplete, or nil. The Sweeper repeats such a sweep later.
 	Err error
 	// Repeated says that the last sweep of some map failed too. Such a failure
 	// counts, but needs no further line in the log.
@@ -81,15 +74,13 @@ type Run struct {
 }
 
 // Sweeper removes stale clients after syncs, in a goroutine of its own. The rules may remember an endpoint until the
-// program without it is in force, and no longer. So it is enough to sweep after that, and only the maps that may have the
-// endpoint. Syncs that only add endpoints cost nothing.
+// program without it is in force, and no longer. So it is enough to sweep after that, and only the maps that may have
+// the endpoint. Syncs that only add endpoints cost nothing.
 //
-// From the transaction to the end of the sweep, remembered clients that come
-// again are sent to the endpoint that has gone. That takes 30 ms with 10,000 clients
-// of the Service port, and 0.2 to 1 s with 65,535, which fill its map
-// (BenchmarkStaleWindow). A sweep waits for one of another Service's clients that is
-// under way. Of several maps that are due, the one with the shortest last sweep goes
-// first.
+// From the transaction to the end of the sweep, remembered clients that come again are sent to the endpoint that has
+// gone. That takes 30 ms with 10,000 clients of the Service port, and 0.2 to 1 s with 65,535, which fill its map
+// (BenchmarkStaleWindow). A sweep waits for one of another Service's clients that is under way. Of several maps that
+// are due, the one with the shortest last sweep goes first.
 type Sweeper struct {
 	kernel  Kernel
 	cpu     func() time.Duration
@@ -119,10 +110,9 @@ func NewSweeper(k Kernel, cpu func() time.Duration, observe func(Run)) *Sweeper 
 	}
 }
 
-// Notify says which program is in force after a sync. unknown says that the
-// kernel's maps may hold clients that the program of the last Notify did not allow.
-// Call it after each sync, in order. Its cost grows with the change, and it never
-// blocks.
+// Notify says which program is in force after a sync. unknown says that the kernel's maps may hold clients that the
+// program of the last Notify did not allow. Call it after each sync, in order. Its cost grows with the change, and it
+// never blocks.
 func (s *Sweeper) Notify(inForce *nft.Program, unknown bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,9 +153,8 @@ func (s *Sweeper) queueShrunk() {
 	}
 }
 
-// Run sweeps until the context ends, and then returns nil. The end of the context
-// also ends a sweep under way. After an error of the kernel Run calls observe and
-// repeats the sweep later.
+// Run sweeps until the context ends, and then returns nil. The end of the context also ends a sweep under way. After an
+// error of the kernel Run calls observe and repeats the sweep later.
 func (s *Sweeper) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -232,8 +221,7 @@ func (s *Sweeper) mustForget(now time.Time, m *waitingMap) bool {
 	return m.asked && now.Before(ready) && now.Before(pace.Earlier(s.ended.Add((longRest-1)*m.cost), ready))
 }
 
-// sweepMap sweeps one map. A map that has left the program needs no sweep: it gets one
-// when it comes back.
+// sweepMap sweeps one map. A map that has left the program needs no sweep: it gets one when it comes back.
 func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
 	program := s.newest()
 	current, ok := ruleset.AffinityOf(program, m.name)
@@ -275,8 +263,8 @@ func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
 	s.observe(run)
 }
 
-// keeper returns a function that says whether one client stays in the map. Syncs go on during a sweep: a client stays if
-// a newer program allows its endpoint, and, until the next sweep, which is due then, if only the older one does.
+// keeper returns a function that says whether one client stays in the map. Syncs go on during a sweep: a client stays
+// if a newer program allows its endpoint, and, until the next sweep, which is due then, if only the older one does.
 func (s *Sweeper) keeper(p *nft.Program, current ruleset.AffinityMap) func(key, data nft.Value) bool {
 	return func(key, data nft.Value) bool {
 		if current.Keep(key, data) {

@@ -69,9 +69,8 @@ func (h *Health) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	h.config.Answered(r.URL.Path, code)
 }
 
-// Ready says whether the program has been in force in both families. The text is the
-// body of /readyz: "ok", with the note on a line of its own if there is one, or a line for
-// each family that waits, with the reason.
+// Ready says whether the program has been in force in both families. The text is the body of /readyz: "ok", with the
+// note on a line of its own if there is one, or a line for each family that waits, with the reason.
 func (h *Health) Ready() (ready bool, text string) {
 	if waiting := h.Waiting(); len(waiting) > 0 {
 		return false, explain(waiting, h.config.Awaiting())
@@ -103,17 +102,15 @@ func explain(waiting map[nft.Family]error, awaiting []string) string {
 
 // Pages are what the metrics server serves.
 type Pages struct {
-	// Metrics are those of /metrics, SLIs those of /metrics/slis. ResetSLIs forgets the
-	// results in the latter.
+	// Metrics are those of /metrics, SLIs those of /metrics/slis. ResetSLIs forgets the results in the latter.
 	Metrics, SLIs prometheus.Gatherer
 	ResetSLIs     func()
 	// Checked is called with each answer of /healthz.
 	Checked func(name, kind string, passed bool)
 }
 
-// MetricsHandler serves the paths of kube-proxy's metrics server: /metrics, /metrics/slis,
-// /healthz and /proxyMode. /healthz says only that the process answers. Tools read the
-// kind of the proxy from /proxyMode. paths lists them.
+// MetricsHandler serves the paths of kube-proxy's metrics server: /metrics, /metrics/slis, /healthz and /proxyMode.
+// /healthz says only that the process answers. Tools read the kind of the proxy from /proxyMode. paths lists them.
 func MetricsHandler(p Pages) (mux *http.ServeMux, paths []string) {
 	mux = http.NewServeMux()
 	slis := promhttp.HandlerFor(p.SLIs, promhttp.HandlerOpts{})

@@ -1,6 +1,6 @@
-// Package health answers whether the proxy is alive (/livez, and /healthz with kube-proxy's bodies) and ready (/readyz).
-// It also has the HTTP servers, with bounds on their connections, and the paths of the metrics server, with what
-// components of Kubernetes tell there about their own process.
+// Package health answers whether the proxy is alive (/livez, and /healthz with kube-proxy's bodies) and ready
+// (/readyz). It also has the HTTP servers, with bounds on their connections, and the paths of the metrics server, with
+// what components of Kubernetes tell there about their own process.
 //
 // The package judges by the syncs of the loop, and it repairs nothing. Package
 // listen has the health check node ports of Services.
@@ -23,14 +23,12 @@ const Limit = time.Minute
 type Config struct {
 	// Busy is when the sync under way began, or the zero time (proxy.Loop.Busy).
 	Busy func() time.Time
-	// NodeEligible says whether load balancers may go on choosing this node; if
-	// not, /healthz is 503. Nil means that it is not known: it does not count then,
-	// and the answers do not mention it.
+	// NodeEligible says whether load balancers may go on choosing this node; if not, /healthz is 503. Nil means that it is
+	// not known: it does not count then, and the answers do not mention it.
 	NodeEligible func() bool
 	// Awaiting lists, in words, the things that the first program waits for, for /readyz.
 	Awaiting func() []string
-	// Note is what people should know although the proxy is ready, for /readyz; empty
-	// for nothing.
+	// Note is what people should know although the proxy is ready, for /readyz; empty for nothing.
 	Note func() string
 	// Answered is called after each answer with the path and the HTTP status.
 	Answered func(path string, code int)
@@ -46,16 +44,14 @@ type Health struct {
 
 // familyState is what is known of one family's table.
 type familyState struct {
-	// updated is when the program was last known to be in force; zero if it
-	// never was.
+	// updated is when the program was last known to be in force; zero if it never was.
 	updated time.Time
 	// err is why the program is not in force.
 	err error
 	// needless says that the program is not in force and that no Service is in the
 	// family. A node whose kernel lacks IPv6 is well in a cluster without IPv6.
 	needless bool
-	// failing is when the oldest change arrived that is not in force; zero if there
-	// is none.
+	// failing is when the oldest change arrived that is not in force; zero if there is none.
 	failing time.Time
 }
 

@@ -22,8 +22,7 @@ const (
 	grace = 2 * time.Second
 	// headerTimeout is how long a client may take for the headers of its request.
 	headerTimeout = 10 * time.Second
-	// idleTimeout is how long a connection may wait for its next request. Load
-	// balancers ask every few seconds.
+	// idleTimeout is how long a connection may wait for its next request. Load balancers ask every few seconds.
 	idleTimeout = 2 * time.Minute
 	// headerBytes is how long these headers may be. net/http adds 4 KiB.
 	headerBytes = 12 << 10
@@ -49,9 +48,8 @@ type Server struct {
 	listen      func(ctx context.Context, network, addr string) (net.Listener, error)
 }
 
-// NewServer makes a server; messages have its name. A server with an empty address
-// never listens. An address that is not HOST:PORT is an error; an empty host stands
-// for all addresses.
+// NewServer makes a server; messages have its name. A server with an empty address never listens. An address that is
+// not HOST:PORT is an error; an empty host stands for all addresses.
 func NewServer(name, addr string, handler http.Handler, log *slog.Logger) (*Server, error) {
 	if err := CheckAddress(addr); err != nil {
 		return nil, fmt.Errorf("%s server: %w", name, err)
@@ -67,8 +65,7 @@ func (s *Server) Require() { s.required = true }
 // ServeTLS makes the server serve HTTPS only, with HTTP/1.1. It does not listen before there is a certificate.
 func (s *Server) ServeTLS(c *Certificate) { s.certificate = c }
 
-// CheckAddress returns an error, in words, if a Server cannot have the address. An
-// empty address is no error.
+// CheckAddress returns an error, in words, if a Server cannot have the address. An empty address is no error.
 func CheckAddress(addr string) error {
 	if addr == "" {
 		return nil
@@ -83,8 +80,7 @@ func CheckAddress(addr string) error {
 	return nil
 }
 
-// Run serves until the context ends and returns nil. Requests under way at the end
-// have two seconds more.
+// Run serves until the context ends and returns nil. Requests under way at the end have two seconds more.
 func (s *Server) Run(ctx context.Context) error {
 	if s.addr == "" {
 		<-ctx.Done()
@@ -105,8 +101,7 @@ func (s *Server) Run(ctx context.Context) error {
 		if s.required && !served && time.Since(began) >= requiredWithin {
 			return fmt.Errorf("%s server: %w", s.name, err)
 		}
-		// The log has the first of several equal failures. A server that listened in
-		// between ends with a different one.
+		// The log has the first of several equal failures. A server that listened in between ends with a different one.
 		if err.Error() != last {
 			s.log.Warn("cannot serve, trying again", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
 			if s.Failed != nil {
@@ -142,8 +137,7 @@ func (s *Server) firstCertificate(failure error) <-chan struct{} {
 	return s.certificate.first
 }
 
-// logServing logs that the server listens. warned says that the log has a warning about
-// the address.
+// logServing logs that the server listens. warned says that the log has a warning about the address.
 func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
 	level := slog.LevelDebug
 	if warned {
@@ -152,8 +146,7 @@ func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
 	s.log.Log(ctx, level, "serving", "server", s.name, "address", at.String())
 }
 
-// serve returns nil when the context and all requests have ended, or the error that
-// keeps it from going on.
+// serve returns nil when the context and all requests have ended, or the error that keeps it from going on.
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	l = LimitConnections(l, s.tooMany, NewBound(maxConnections, maxOfClient))
 	server := HTTPServer(s.handler, s.log)

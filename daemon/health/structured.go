@@ -113,8 +113,7 @@ func (s structured) negotiate(accept string) (media, asked string, ok bool) {
 	return "", "", false
 }
 
-// allows says whether the page has the media type in the version that the parameters of
-// a clause ask for.
+// allows says whether the page has the media type in the version that the parameters of a clause ask for.
 func (s structured) allows(media string, params map[string]string) (asked string, ok bool) {
 	as, asks := params["as"]
 	g, asksGroup := params["g"]

@@ -14,9 +14,8 @@ import (
 	"time"
 )
 
-// ProcessPages are the pages on which components of Kubernetes tell about their
-// own process, as kube-proxy 1.37 serves them beside its metrics: /configz, /flagz and
-// /statusz, and with profiling /debug/pprof and /debug/flags/v.
+// ProcessPages are the pages on which components of Kubernetes tell about their own process, as kube-proxy 1.37 serves
+// them beside its metrics: /configz, /flagz and /statusz, and with profiling /debug/pprof and /debug/flags/v.
 type ProcessPages struct {
 	Component, Version string
 	Started            time.Time

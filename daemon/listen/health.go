@@ -18,9 +18,8 @@ import (
 )
 
 const (
-	// maxHealthConnections is how many connections a port has at once, and maxOfClient how many of them one
-	// client has. maxOfAll and maxOfClientAtAll are for all ports together: a load balancer keeps one to
-	// each port.
+	// maxHealthConnections is how many connections a port has at once, and maxOfClient how many of them one client has.
+	// maxOfAll and maxOfClientAtAll are for all ports together: a load balancer keeps one to each port.
 	maxHealthConnections, maxOfClient = 128, 32
 	maxOfAll, maxOfClientAtAll        = 4096, 2048
 )
@@ -65,10 +64,9 @@ func HealthHandlers(nodePorts service.NodePortAddresses, s service.Snapshot,
 	return handlers
 }
 
-// listenFree opens a socket on one address, or on all addresses of a family. The node need
-// not have the address yet (IP_FREEBIND): the kernel does not bind a new IPv6 address
-// while it checks for duplicates, and an address of the Node may come to an interface
-// later.
+// listenFree opens a socket on one address, or on all addresses of a family. The node need not have the address yet
+// (IP_FREEBIND): the kernel does not bind a new IPv6 address while it checks for duplicates, and an address of the Node
+// may come to an interface later.
 func listenFree(ctx context.Context, addr netip.AddrPort) (net.Listener, error) {
 	network, free := "tcp4", option{unix.SOL_IP, unix.IP_FREEBIND, 1}
 	if addr.Addr().Is6() {

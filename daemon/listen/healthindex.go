@@ -53,9 +53,8 @@ func (x *healthIndex) update(s service.Snapshot, refused map[string]error) bool 
 	return concerned && x.want(x.build())
 }
 
-// build returns the answers by the addresses of their listeners. A Service that does not
-// have the claim on its port has none: another Service has the port, for its health checks
-// or as a node port, or the node needs it.
+// build returns the answers by the addresses of their listeners. A Service that does not have the claim on its port has
+// none: another Service has the port, for its health checks or as a node port, or the node needs it.
 func (x *healthIndex) build() map[address]answer {
 	owners := map[uint16]check{}
 	for _, c := range x.services {

@@ -2,8 +2,7 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// ConfigFile are the metrics about a configuration file that is followed. Its methods are
-// safe for concurrent use.
+// ConfigFile are the metrics about a configuration file that is followed. Its methods are safe for concurrent use.
 type ConfigFile struct {
 	valid, restart prometheus.Gauge
 	changes        *prometheus.CounterVec

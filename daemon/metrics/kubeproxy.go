@@ -15,9 +15,8 @@ import (
 	"nftproxy/nft"
 )
 
-// kubeProxys are the metrics of kube-proxy 1.37 in its mode nftables, with its names,
-// labels, help texts and buckets (pkg/proxy/metrics/metrics.go there). Where the meaning
-// differs, docs/metrics.md says so.
+// kubeProxys are the metrics of kube-proxy 1.37 in its mode nftables, with its names, labels, help texts and buckets
+// (pkg/proxy/metrics/metrics.go there). Where the meaning differs, docs/metrics.md says so.
 type kubeProxys struct {
 	duration, full, partial byFamily[prometheus.Observer]
 	networkProgramming      byFamily[prometheus.Observer]
@@ -34,8 +33,7 @@ type kubeProxys struct {
 // kubeProxyBuckets go from a millisecond to 16 seconds.
 func kubeProxyBuckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 15) }
 
-// programmingBuckets go from a quarter of a second to five minutes. kube-proxy's list begins
-// with 0.
+// programmingBuckets go from a quarter of a second to five minutes. kube-proxy's list begins with 0.
 func programmingBuckets() []float64 {
 	return slices.Concat(
 		[]float64{0},
@@ -87,9 +85,8 @@ func (k *kubeProxys) register(f factory) {
 	}
 }
 
-// byFamily has the metrics of a vector with the label ip_family, in the order of families. Each is looked
-// up, and comes into being, when it is first asked for: to look for it in the vector at each sync takes longer
-// than to count.
+// byFamily has the metrics of a vector with the label ip_family, in the order of families. Each is looked up, and comes
+// into being, when it is first asked for: to look for it in the vector at each sync takes longer than to count.
 type byFamily[T any] ip.PerFamily[func() T]
 
 // of is byFamily for a vector's method WithLabelValues.
@@ -161,8 +158,7 @@ func (m *Metrics) SetKubernetesVersion(v version.Info) {
 type Source interface {
 	// Changes returns how many there were since the start.
 	Changes() service.Changes
-	// Pending returns how many are not in force, if inForce has those of the last
-	// snapshot in force.
+	// Pending returns how many are not in force, if inForce has those of the last snapshot in force.
 	Pending(inForce service.Changes) service.Changes
 }
 

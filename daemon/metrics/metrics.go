@@ -1,6 +1,5 @@
-// Package metrics provides the proxy's metrics for Prometheus. A metric that
-// kube-proxy has too has its name and labels (kubeproxy_...), so that dashboards and
-// alerts go on working. All others begin with nftproxy_.
+// Package metrics provides the proxy's metrics for Prometheus. A metric that kube-proxy has too has its name and labels
+// (kubeproxy_...), so that dashboards and alerts go on working. All others begin with nftproxy_.
 //
 // The package only counts. It serves no HTTP (package health does) and decides nothing.
 package metrics
@@ -24,8 +23,7 @@ import (
 	"nftproxy/nft"
 )
 
-// Metrics are all metrics of one proxy. Its methods are safe for concurrent
-// use.
+// Metrics are all metrics of one proxy. Its methods are safe for concurrent use.
 type Metrics struct {
 	factory factory
 	kubeProxys
@@ -60,8 +58,7 @@ type Metrics struct {
 	refused             atomic.Pointer[traffic.Refusals] // of the latest look
 }
 
-// NewRegistry makes a registry with the metrics of the Go runtime and of the process,
-// as in kube-proxy.
+// NewRegistry makes a registry with the metrics of the Go runtime and of the process, as in kube-proxy.
 func NewRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
@@ -252,8 +249,7 @@ func (m *Metrics) ObserveEjections(r eject.Report) {
 	}
 }
 
-// ObserveHealthPorts takes note of the number of open listeners for health check node
-// ports, and of the failed ones.
+// ObserveHealthPorts takes note of the number of open listeners for health check node ports, and of the failed ones.
 func (m *Metrics) ObserveHealthPorts(open, failed int) {
 	m.healthListeners.WithLabelValues("open").Set(float64(open))
 	m.healthListeners.WithLabelValues("failed").Set(float64(failed))
@@ -281,8 +277,7 @@ func (m *Metrics) CountBehind(since func() time.Time) {
 		})
 }
 
-// CountProblems counts n problems in objects of the kind. There must be few kinds: only
-// those that the proxy reads.
+// CountProblems counts n problems in objects of the kind. There must be few kinds: only those that the proxy reads.
 func (m *Metrics) CountProblems(kind string, n int) { m.problems.WithLabelValues(kind).Add(float64(n)) }
 
 // CountHealth counts an answer of /healthz or /livez. It does not count other paths.

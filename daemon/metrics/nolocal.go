@@ -13,9 +13,8 @@ import (
 	"nftproxy/nft"
 )
 
-// noLocal counts the Service ports with traffic policy Local that have endpoints, but
-// none on this node: the node drops their connections. The cost of a sync grows with
-// what has changed since the last one.
+// noLocal counts the Service ports with traffic policy Local that have endpoints, but none on this node: the node drops
+// their connections. The cost of a sync grows with what has changed since the last one.
 type noLocal struct {
 	internal, external byFamily[prometheus.Gauge]
 

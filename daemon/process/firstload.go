@@ -75,8 +75,8 @@ func (f *FirstLoad) BeforeRead(tables func() (found bool)) {
 	}
 }
 
-// Synced switches the collector on after the first sync, successful or not. A second later it has memory released, once:
-// most of what the load took is garbage by then.
+// Synced switches the collector on after the first sync, successful or not. A second later it has memory released,
+// once: most of what the load took is garbage by then.
 func (f *FirstLoad) Synced() {
 	f.end()
 	f.mu.Lock()
@@ -98,9 +98,8 @@ func (f *FirstLoad) Stop() {
 	}
 }
 
-// switchCollectorOff switches the collector off. It works nevertheless when memory reaches
-// a limit, which is never above the operator's GOMEMLIMIT. switchOn restores the
-// operator's settings.
+// switchCollectorOff switches the collector off. It works nevertheless when memory reaches a limit, which is never
+// above the operator's GOMEMLIMIT. switchOn restores the operator's settings.
 func switchCollectorOff() (switchOn func()) {
 	percent := debug.SetGCPercent(-1)
 	limit := debug.SetMemoryLimit(-1) // A negative limit only reads the current one.
@@ -117,9 +116,8 @@ func switchCollectorOff() (switchOn func()) {
 // endpoints take 80 MB. With three times what was in use, the collector worked in half of their starts, 40 ms each.
 const leastLoad = 96 << 20
 
-// guard returns the limit for memory, from the bytes in use and GOGC in percent. The
-// load about doubles the live memory, so GOGC would soon let it grow by twice as
-// much as now.
+// guard returns the limit for memory, from the bytes in use and GOGC in percent. The load about doubles the live
+// memory, so GOGC would soon let it grow by twice as much as now.
 func guard(inUse uint64, percent int) int64 {
 	grown := float64(inUse) + max(2*float64(inUse), leastLoad)*float64(percent)/100
 	if grown >= math.MaxInt64 {

@@ -21,9 +21,8 @@ const (
 	FormatJSON = "json"
 )
 
-// NewLogger makes a logger that writes in a format. Below verbose it bounds the lines of
-// each message. It is client-go's logger as well. The function that it returns changes
-// the verbosity, at any time.
+// NewLogger makes a logger that writes in a format. Below verbose it bounds the lines of each message. It is
+// client-go's logger as well. The function that it returns changes the verbosity, at any time.
 func NewLogger(w io.Writer, format string, verbosity int) (*slog.Logger, func(verbosity int)) {
 	level := new(slog.LevelVar)
 	bounded := newBoundedHandler(newHandler(w, format, level), logBurst, logPeriod)
@@ -82,9 +81,8 @@ func (h clientHandler) WithGroup(name string) slog.Handler {
 	return clientHandler{h.Handler.WithGroup(name)}
 }
 
-// SetOOMScoreAdj asks the kernel for a score, if there is one. Without CAP_SYS_RESOURCE, which
-// LimitPrivileges gives up, the kernel refuses one that is lower than the present
-// score (proc(5)): the proxy works all the same.
+// SetOOMScoreAdj asks the kernel for a score, if there is one. Without CAP_SYS_RESOURCE, which LimitPrivileges gives
+// up, the kernel refuses one that is lower than the present score (proc(5)): the proxy works all the same.
 func SetOOMScoreAdj(score string, log *slog.Logger) {
 	if score == "" {
 		return

@@ -86,8 +86,7 @@ func (h boundedHandler) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// kind returns the counts of a message. Beyond maxLogKinds, all new messages share
-// one.
+// kind returns the counts of a message. Beyond maxLogKinds, all new messages share one.
 func (b *logBounds) kind(message string) *logKind {
 	k := b.kinds[message]
 	if k == nil && len(b.kinds) >= maxLogKinds {

@@ -6,18 +6,17 @@ import (
 )
 
 const (
-	// sleepPeriod is how often the clocks are compared: the tables are to be right within a second
-	// of waking, and connecting again takes a part of it. Each time wakes a process that is
-	// otherwise at rest.
+	// sleepPeriod is how often the clocks are compared: the tables are to be right within a second of waking, and
+	// connecting again takes a part of it. Each time wakes a process that is otherwise at rest.
 	sleepPeriod = time.Second / 2
 	// leastSleep is the shortest sleep that counts. Connections outlive a shorter one.
 	leastSleep = 5 * time.Second
 )
 
-// FollowSleep calls awoke after each sleep of five seconds or more, with its length, until the context
-// ends. The timers of a process and its monotonic clock stand still while the machine sleeps, so the wall clock is ahead
-// then. The same is true after a virtual machine was paused and its clock set, and after any other step of the clock ahead:
-// all these count as sleep.
+// FollowSleep calls awoke after each sleep of five seconds or more, with its length, until the context ends. The timers
+// of a process and its monotonic clock stand still while the machine sleeps, so the wall clock is ahead then. The same
+// is true after a virtual machine was paused and its clock set, and after any other step of the clock ahead: all these
+// count as sleep.
 func FollowSleep(ctx context.Context, awoke func(slept time.Duration)) {
 	followSleep(ctx, clockAhead(time.Now()), awoke)
 }

@@ -20,8 +20,7 @@ type applier struct {
 	kernel Kernel
 	// tables has the table of each family, in the order of nft.Families.
 	tables ip.PerFamily[*familyTable]
-	// found collects the tables that were read for the first time, until a Sync
-	// reports them.
+	// found collects the tables that were read for the first time, until a Sync reports them.
 	found *nft.Model
 	// separate says that the last sync failed in some family. Each family then has
 	// a transaction of its own, so that neither holds up the other.
@@ -38,8 +37,7 @@ func newApplier(k Kernel, jitter func() float64) applier {
 	return applier{kernel: k, tables: newFamilyTables(), quarantine: newQuarantine(jitter)}
 }
 
-// applyProgram writes s.Program and fills in the rest of s. Refused parts come
-// last, so that they hold up nothing else.
+// applyProgram writes s.Program and fills in the rest of s. Refused parts come last, so that they hold up nothing else.
 func (a *applier) applyProgram(s *Sync) error {
 	a.quarantine.follow(s.Program, time.Now())
 	failed := a.writeFamilies(s)
@@ -80,8 +78,7 @@ func (a *applier) writeFamilies(s *Sync) FamilyErrors {
 	return failed
 }
 
-// writeAccepted writes the tables in one transaction, without the parts that the
-// kernel refuses.
+// writeAccepted writes the tables in one transaction, without the parts that the kernel refuses.
 func (a *applier) writeAccepted(s *Sync, tables []*familyTable) error {
 	var err error
 	refusal := inquiry{applier: a, sync: s, tables: tables}
@@ -97,8 +94,7 @@ func (a *applier) writeAccepted(s *Sync, tables []*familyTable) error {
 	return err
 }
 
-// writeOnce reads the tables where needed, and writes what differs. It returns
-// the batch also if the kernel refuses it.
+// writeOnce reads the tables where needed, and writes what differs. It returns the batch also if the kernel refuses it.
 func (a *applier) writeOnce(s *Sync, tables []*familyTable) (nft.Batch, error) {
 	want := a.quarantine.withoutHeld(s.Program, nil)
 	if err := a.readUnread(s, want, tables); err != nil {
@@ -180,9 +176,8 @@ func (a *applier) ours(id nft.TableID) bool {
 	return err == nil && owned
 }
 
-// tampered says whether another program has written to the ruleset and may have
-// changed our tables; the next write then reads them. A table that is unread has
-// a retry due anyway.
+// tampered says whether another program has written to the ruleset and may have changed our tables; the next write then
+// reads them. A table that is unread has a retry due anyway.
 func (a *applier) tampered() bool {
 	generation, err := a.kernel.Generation()
 	if err != nil || generation == a.generation {
@@ -227,8 +222,7 @@ func (a *applier) mustReadWhere(is func(have *nft.Table) bool) (found bool) {
 	return found
 }
 
-// plan returns the batch for all of the tables, and what the kernel holds of each
-// after it.
+// plan returns the batch for all of the tables, and what the kernel holds of each after it.
 func (a *applier) plan(s *Sync, want *nft.Program, tables []*familyTable) (nft.Batch, []nft.State) {
 	start := time.Now()
 	defer func() { s.Plan += time.Since(start) }()

@@ -8,14 +8,12 @@ import (
 	"nftproxy/nft"
 )
 
-// maxReads bounds how often one sync reads the tables because of refusals, while
-// another program writes to the ruleset. A part that every refusal names is then
-// to blame.
+// maxReads bounds how often one sync reads the tables because of refusals, while another program writes to the ruleset.
+// A part that every refusal names is then to blame.
 const maxReads = 3
 
-// An inquiry finds out why the kernel refused a batch, and whether the same sync
-// writes again. The knowledge of the tables and the writers since the last read
-// decide:
+// An inquiry finds out why the kernel refused a batch, and whether the same sync writes again. The knowledge of the
+// tables and the writers since the last read decide:
 //
 //	tables   writers since  to blame                     before the next write
 //	written  any            a change by another program  read

@@ -12,23 +12,19 @@ import (
 	"nftproxy/nft"
 )
 
-// Kernel is the kernel's nftables: the loop writes to it and, after a start or an
-// error, reads from it.
+// Kernel is the kernel's nftables: the loop writes to it and, after a start or an error, reads from it.
 type Kernel interface {
 	// Own makes this process the owner of an existing table before it is read.
 	Own(nft.TableID) error
 	// ReadTable returns the contents of the table, nil if there is none.
 	ReadTable(want *nft.Table) (*nft.Contents, error)
-	// Apply carries out all of the batch. With an error it carries out nothing, as
-	// a rule: the loop reads before it plans again. An error about certain parts
-	// has a method Parts() []string.
+	// Apply carries out all of the batch. With an error it carries out nothing, as a rule: the loop reads before it plans
+	// again. An error about certain parts has a method Parts() []string.
 	Apply(nft.Batch) error
-	// Spent says how much of the last Apply the encoding took, and how much the
-	// kernel.
+	// Spent says how much of the last Apply the encoding took, and how much the kernel.
 	Spent() (encode, commit time.Duration)
-	// Generation is the number of the ruleset. Every transaction of any program
-	// raises it by one. A change of the clients that maps remember may leave it as
-	// it is.
+	// Generation is the number of the ruleset. Every transaction of any program raises it by one. A change of the clients
+	// that maps remember may leave it as it is.
 	Generation() (uint32, error)
 	// Owned says whether no other program can change the table.
 	Owned(nft.TableID) (bool, error)
@@ -42,8 +38,7 @@ type Config struct {
 	// MinSyncPeriod is the least time between the end of one sync and the start
 	// of the next, on average over 100 ms or itself, whichever is longer. The first change after a rest does not wait.
 	MinSyncPeriod time.Duration
-	// RetryPeriod is the time after which a failed sync is repeated although
-	// nothing has changed.
+	// RetryPeriod is the time after which a failed sync is repeated although nothing has changed.
 	RetryPeriod time.Duration
 	// CheckPeriod is how often the loop checks for changes to the ruleset by other programs; 0 means never. A check costs
 	// microseconds. After such a change the loop reads the tables that we do not own, and repairs them if need be, as
@@ -55,18 +50,15 @@ type Config struct {
 	// Begin is called in each sync before anything is written, if it is not nil.
 	// The observers hear how the sync ended. Begin must not wait.
 	Begin func()
-	// CPU returns the CPU time of the process so far. Nil stands for a process that works
-	// all the time.
+	// CPU returns the CPU time of the process so far. Nil stands for a process that works all the time.
 	CPU func() time.Duration
 	// Accounts, if not nil, are told what syncs have cost each namespace. What debtors pay delays no further sync.
 	Accounts *pace.Accounts
-	// Jitter spreads the retries of refused parts: it returns a number from 0 to
-	// 1, not included. Nil is a random one.
+	// Jitter spreads the retries of refused parts: it returns a number from 0 to 1, not included. Nil is a random one.
 	Jitter func() float64
 }
 
-// DefaultConfig has the periods that suit a kernel which takes a batch in less
-// than a millisecond.
+// DefaultConfig has the periods that suit a kernel which takes a batch in less than a millisecond.
 func DefaultConfig() Config {
 	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: 250 * time.Millisecond,
 		OwnedCheckPeriod: time.Second}
@@ -110,13 +102,11 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 	return l
 }
 
-// SetMinSyncPeriod changes the configuration's period, from the next sync on. It is
-// safe for concurrent use.
+// SetMinSyncPeriod changes the configuration's period, from the next sync on. It is safe for concurrent use.
 func (l *Loop) SetMinSyncPeriod(d time.Duration) { l.minSyncPeriod.Store(int64(d)) }
 
-// Busy is when the sync under way began, or the zero time between syncs. A sync
-// that never ends, its observers included, shows only here. Busy is safe for
-// concurrent use.
+// Busy is when the sync under way began, or the zero time between syncs. A sync that never ends, its observers
+// included, shows only here. Busy is safe for concurrent use.
 func (l *Loop) Busy() time.Time {
 	if start := l.busy.Load(); start != nil {
 		return *start
@@ -254,9 +244,8 @@ func (l *Loop) check() reason {
 	return nothing
 }
 
-// doubtful has the tables read before a change goes in, if another program may have
-// changed them and the loop may not repair them for that alone. So a change of a Service
-// never rests on what another proxy left.
+// doubtful has the tables read before a change goes in, if another program may have changed them and the loop may not
+// repair them for that alone. So a change of a Service never rests on what another proxy left.
 func (l *Loop) doubtful() bool {
 	repair, forDoubt, _ := l.pacing.may(time.Now())
 	return !repair && forDoubt && l.applier.tampered()

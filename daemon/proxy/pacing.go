@@ -82,19 +82,20 @@ func shares(s *Sync, last *nft.Program) map[string]int {
 	return sums
 }
 
-// These bound what other programs cost that change the ruleset: in the long run one part in so many of the time goes into
-// syncs that read our tables for it, and a burst beyond that after a rest. Reads for a mere doubt and repairs of a loss
-// have a budget each: a busy ruleset must not keep the loop from restoring a table that goes for the second time. A flush
-// is restored some thirty times in a row at 10,000 Services.
+// These bound what other programs cost that change the ruleset: in the long run one part in so many of the time goes
+// into syncs that read our tables for it, and a burst beyond that after a rest. Reads for a mere doubt and repairs of a
+// loss have a budget each: a busy ruleset must not keep the loop from restoring a table that goes for the second time.
+// A flush is restored some thirty times in a row at 10,000 Services.
 const (
 	checkRest  = 120
 	doubtBurst = 2 * time.Second
 	lossBurst  = 10 * time.Second
 )
 
-// These bound how often the loop repairs tables that another program changes again and again, such as a proxy with other
-// options. The burst is for another proxy in its last seconds. Beyond it the loop waits for one to two periods after each
-// repair: two proxies do not wait for the same time, so each of them is in force for a while, and their writes do not meet.
+// These bound how often the loop repairs tables that another program changes again and again, such as a proxy with
+// other options. The burst is for another proxy in its last seconds. Beyond it the loop waits for one to two periods
+// after each repair: two proxies do not wait for the same time, so each of them is in force for a while, and their
+// writes do not meet.
 const (
 	repairBurst  = 8
 	repairPeriod = 15 * time.Second

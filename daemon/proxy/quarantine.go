@@ -13,9 +13,8 @@ import (
 // large they are: of the time, one part in so many.
 const retryShare = 20
 
-// quarantine knows the parts of the program that the kernel refused, the reasons,
-// and when to try each again. It reads no clock and has no random numbers of its
-// own.
+// quarantine knows the parts of the program that the kernel refused, the reasons, and when to try each again. It reads
+// no clock and has no random numbers of its own.
 type quarantine struct {
 	parts map[string]*refusedPart
 	// pausedUntil is when retries may begin again (retryShare).
@@ -43,8 +42,7 @@ func (q *quarantine) refused(name string, content partPair, err error, now time.
 	r.refusedAt, r.retryAt = now, now.Add(backOff(r.refusals, q.jitter()))
 }
 
-// setAside leaves a part out that is due at once: it goes in, or is refused, in
-// a transaction of its own.
+// setAside leaves a part out that is due at once: it goes in, or is refused, in a transaction of its own.
 func (q *quarantine) setAside(name string, content partPair, err error, now time.Time) {
 	q.part(name, content, err).retryAt = now
 }

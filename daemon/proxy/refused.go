@@ -17,8 +17,7 @@ const (
 	probationLife = 2 * longestRetry
 )
 
-// partPair is the content of a part in both families, nil where it has none.
-// Another pointer is another content.
+// partPair is the content of a part in both families, nil where it has none. Another pointer is another content.
 type partPair ip.PerFamily[*nft.Part]
 
 func partsOf(p *nft.Program, name string) partPair {
@@ -52,15 +51,13 @@ type refusedPart struct {
 	err error
 	// refusals counts those of the content.
 	refusals int
-	// refusedAt is when the kernel last refused the part, retryAt when a held part
-	// is due; it is zero on probation.
+	// refusedAt is when the kernel last refused the part, retryAt when a held part is due; it is zero on probation.
 	refusedAt, retryAt time.Time
 }
 
 func (r *refusedPart) held() bool { return !r.retryAt.IsZero() }
 
-// follow compares the part with its content in the wanted program. It returns
-// whether the part is forgotten.
+// follow compares the part with its content in the wanted program. It returns whether the part is forgotten.
 func (r *refusedPart) follow(content partPair, now time.Time) (forgotten bool) {
 	changed := content != r.content
 	switch {
@@ -74,9 +71,8 @@ func (r *refusedPart) follow(content partPair, now time.Time) (forgotten bool) {
 	return false
 }
 
-// backOff is the time from a part's last refusal to its retry: the doubled time,
-// or down to half of it, since parts that were refused together are better not
-// tried together. jitter is from 0 to 1, not included.
+// backOff is the time from a part's last refusal to its retry: the doubled time, or down to half of it, since parts
+// that were refused together are better not tried together. jitter is from 0 to 1, not included.
 func backOff(refusals int, jitter float64) time.Duration {
 	d := firstRetry
 	for range refusals - 1 {

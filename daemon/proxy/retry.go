@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// maxRetries bounds the transactions of one sync in which refused parts are
-// tried again.
+// maxRetries bounds the transactions of one sync in which refused parts are tried again.
 const maxRetries = 16
 
-// retryDueParts tries the parts that are due, in transactions of their own. The first one has all of them. The next ones
-// are without the parts that the kernel refused by name, or are halves where it named none.
+// retryDueParts tries the parts that are due, in transactions of their own. The first one has all of them. The next
+// ones are without the parts that the kernel refused by name, or are halves where it named none.
 func (a *applier) retryDueParts(s *Sync, tables []*familyTable) {
 	due := a.quarantine.dueParts(time.Now())
 	if len(due) == 0 {
@@ -30,8 +29,7 @@ func (a *applier) retryDueParts(s *Sync, tables []*familyTable) {
 	a.quarantine.pausedUntil = now.Add(retryShare * now.Sub(start))
 }
 
-// retryGroup tries some parts together and returns those that it leaves to be
-// tried, in the groups to try them in.
+// retryGroup tries some parts together and returns those that it leaves to be tried, in the groups to try them in.
 func (a *applier) retryGroup(s *Sync, group []string, tables []*familyTable) [][]string {
 	err := a.writeWith(s, group, tables)
 	if err == nil {

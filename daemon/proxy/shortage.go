@@ -46,9 +46,8 @@ func (i *inquiry) makeRoom(batch nft.Batch, err error) bool {
 	return len(names) > 0
 }
 
-// additions counts the elements that the batch adds: to each part that can be
-// left out, and in total. A batch that replaces a set adds also parts that are
-// in force and have not changed: they have not asked for more, and are not left
+// additions counts the elements that the batch adds: to each part that can be left out, and in total. A batch that
+// replaces a set adds also parts that are in force and have not changed: they have not asked for more, and are not left
 // out for it.
 func (i *inquiry) additions(batch nft.Batch) (additions map[string]int, total int) {
 	additions = map[string]int{}

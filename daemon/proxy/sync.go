@@ -30,9 +30,8 @@ type Sync struct {
 	// Adopted says that the loop read a table whose contents were, as far as
 	// known, not those of the last Applied. The effect of its rules is then unknown.
 	Adopted bool
-	// Found is what the kernel had in our tables before this loop wrote to them. It
-	// has the families that this sync read for the first time, and is nil if there
-	// are none.
+	// Found is what the kernel had in our tables before this loop wrote to them. It has the families that this sync read
+	// for the first time, and is nil if there are none.
 	Found *nft.Model
 	// Written is the number of elements, rules and other objects that the
 	// batches touched; 0 means that the kernel had everything already.
@@ -48,13 +47,11 @@ type Sync struct {
 	// Quarantined lists the parts that the kernel refused, each with the first error
 	// for its present content. Everything else is in force. The loop tries them again.
 	Quarantined map[string]error
-	// Err is why the program is not in force in at least one family; InForce says
-	// in which.
+	// Err is why the program is not in force in at least one family; InForce says in which.
 	Err error
 }
 
-// InForce says whether the program, without the parts in quarantine, is in force in
-// the family.
+// InForce says whether the program, without the parts in quarantine, is in force in the family.
 func (s *Sync) InForce(f nft.Family) bool { return s.FamilyErr(f) == nil }
 
 // FamilyErr is why the program is not in force in the family; nil if it is.

@@ -7,8 +7,7 @@ import (
 	"nftproxy/nft"
 )
 
-// knowledge is how the applier knows one family's table. Its transitions are the
-// methods of familyTable:
+// knowledge is how the applier knows one family's table. Its transitions are the methods of familyTable:
 //
 //	unread ──wasRead──▶ read ──wasWritten──▶ written
 //	   ▲                  │                     │
@@ -20,8 +19,7 @@ const (
 	unread knowledge = iota
 	// read: the table was read in this sync, and the loop has not written since.
 	read
-	// written: the loop wrote the table last, and knows its contents as long as no
-	// other program writes to it.
+	// written: the loop wrote the table last, and knows its contents as long as no other program writes to it.
 	written
 )
 
@@ -29,8 +27,7 @@ const (
 type familyTable struct {
 	family nft.Family
 	known  knowledge
-	// state is what the kernel holds of the family. It may be out of date while the
-	// table is unread.
+	// state is what the kernel holds of the family. It may be out of date while the table is unread.
 	state nft.State
 	// inForce is the table that went in last. Before the first one it has no sets.
 	inForce *nft.Table
@@ -53,8 +50,7 @@ func (t *familyTable) wasRead(state nft.State, ours func() bool) {
 	t.known, t.state, t.everRead, t.ours = read, state, true, sync.OnceValue(ours)
 }
 
-// wasWritten keeps the state after a batch that went in, and the table that the batch
-// put in force.
+// wasWritten keeps the state after a batch that went in, and the table that the batch put in force.
 func (t *familyTable) wasWritten(state nft.State, inForce *nft.Table) {
 	t.known, t.state, t.inForce = written, state, inForce
 }
@@ -62,9 +58,8 @@ func (t *familyTable) wasWritten(state nft.State, inForce *nft.Table) {
 // mustBeRead has the table read before the next plan.
 func (t *familyTable) mustBeRead() { t.known = unread }
 
-// adoptedBy says whether a batch adopts contents that the loop did not write: the table
-// was read, and the batch changes something or is the first one. A batch for both
-// families counts as a whole.
+// adoptedBy says whether a batch adopts contents that the loop did not write: the table was read, and the batch changes
+// something or is the first one. A batch for both families counts as a whole.
 func (t *familyTable) adoptedBy(b nft.Batch) bool {
 	return t.known == read && (!b.Empty() || t.inForce.Sets.Len() == 0)
 }

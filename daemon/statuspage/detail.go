@@ -18,8 +18,7 @@ import (
 
 // The bounds on the page of a Service.
 const (
-	// maxPorts is the number of ports on a page, and maxRows that of the endpoints of all
-	// of them.
+	// maxPorts is the number of ports on a page, and maxRows that of the endpoints of all of them.
 	maxPorts = 40
 	maxRows  = 400
 	// maxFrontends is the number of frontends of a port in one family, maxRanges that of source ranges.

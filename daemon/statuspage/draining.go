@@ -38,8 +38,7 @@ type look struct {
 	took time.Duration
 	// err is why it found nothing, or not all.
 	err error
-	// draining has the endpoints with the most connections. found is the number of all, and
-	// connections that of theirs.
+	// draining has the endpoints with the most connections. found is the number of all, and connections that of theirs.
 	draining           []inspect.DrainingEndpoint
 	found, connections int
 }

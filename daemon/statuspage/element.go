@@ -89,9 +89,8 @@ func numberCell(s string) cell {
 	return cell{element("span", attributes("class", "number"), literal(s))}
 }
 
-// table makes a table with a caption. The first cell of a row is its header. The roles
-// keep it a table for screen readers where the style lays rows out as blocks, and
-// data-label then names each cell for the eye.
+// table makes a table with a caption. The first cell of a row is its header. The roles keep it a table for screen
+// readers where the style lays rows out as blocks, and data-label then names each cell for the eye.
 func table(class, caption string, columns []string, rows []([]cell)) *html.Node {
 	heads := element("tr", attributes("role", "row"))
 	for _, c := range columns {

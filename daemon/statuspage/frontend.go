@@ -55,8 +55,7 @@ func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, 
 	return list, more
 }
 
-// nodePortAddress is an address of the node that serves node ports in the family. It is
-// not valid if none is known.
+// nodePortAddress is an address of the node that serves node ports in the family. It is not valid if none is known.
 func (p *Page) nodePortAddress(v *view, family ip.Family) netip.Addr {
 	addrs, all := p.config.NodePortAddresses.On(v.snapshot.Node, family)
 	if all {

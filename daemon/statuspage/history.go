@@ -41,8 +41,7 @@ func recordOf(s *proxy.Sync) record {
 	return r
 }
 
-// lasted is the time that the picture shows: the latency, or without a change the time that
-// the sync took.
+// lasted is the time that the picture shows: the latency, or without a change the time that the sync took.
 func (r *record) lasted() time.Duration {
 	if r.latency > 0 {
 		return r.latency

@@ -1,7 +1,8 @@
-// Package statuspage serves one page for people, beside the metrics: the health of the proxy, its last syncs as a picture,
-// and the Services as this node serves them, those with trouble first. The page is one HTML document without scripts, and
-// loads nothing else. It shows what the loop's own syncs told, asks the kernel nothing, and changes nothing. Work for
-// pages is bounded: who loads them all the time gets a share of a core, and then a refusal that says so.
+// Package statuspage serves one page for people, beside the metrics: the health of the proxy, its last syncs as a
+// picture, and the Services as this node serves them, those with trouble first. The page is one HTML document without
+// scripts, and loads nothing else. It shows what the loop's own syncs told, asks the kernel nothing, and changes
+// nothing. Work for pages is bounded: who loads them all the time gets a share of a core, and then a refusal that says
+// so.
 package statuspage
 
 import (
@@ -46,25 +47,21 @@ type Config struct {
 	NodePortAddresses service.NodePortAddresses
 	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list.
 	Problems func(service.Name) []string
-	// Connections counts the connections to the Services' endpoints, by connection
-	// tracking. With an error it may return those that it found. It costs CPU time, so the
-	// page calls it only when it is asked, and not often.
+	// Connections counts the connections to the Services' endpoints, by connection tracking. With an error it may return
+	// those that it found. It costs CPU time, so the page calls it only when it is asked, and not often.
 	Connections func(context.Context, service.Snapshot) (*inspect.Connections, error)
-	// Explain explains the first packet of a connection by the kernel's rules, as nftproxy
-	// explain does. It costs CPU time and memory, so the page calls it only when it is asked,
-	// and not often.
+	// Explain explains the first packet of a connection by the kernel's rules, as nftproxy explain does. It costs CPU time
+	// and memory, so the page calls it only when it is asked, and not often.
 	Explain func(ctx context.Context, from explain.Origin, to explain.Destination,
 		objects *service.Snapshot) (explain.Explanation, error)
 }
 
 // The bounds on work for pages.
 const (
-	// rest is the part of a core that pages get in the long run, as one in so many, and
-	// burst what they may take at once.
+	// rest is the part of a core that pages get in the long run, as one in so many, and burst what they may take at once.
 	rest  = 50
 	burst = 3 * time.Second
-	// maxInFlight bounds the requests that wait, are worked on or are being answered, and
-	// so the memory for their pages.
+	// maxInFlight bounds the requests that wait, are worked on or are being answered, and so the memory for their pages.
 	maxInFlight = 16
 	// writeTimeout is how long a client may take to read an answer.
 	writeTimeout = 30 * time.Second
@@ -94,8 +91,7 @@ type view struct {
 	problems func(service.Name) []string
 	// quarantined has the reason for each part that the kernel refused.
 	quarantined map[string]error
-	// failures says of each family, in the order of nft.Families, why the program is
-	// not in force there; empty if it is.
+	// failures says of each family, in the order of nft.Families, why the program is not in force there; empty if it is.
 	failures ip.PerFamily[string]
 	// applied is the program in force.
 	applied *nft.Program
