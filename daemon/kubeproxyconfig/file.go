@@ -36,19 +36,24 @@ const (
 	modeNFTables = "nftables"
 )
 
-// File is a configuration file that was read.
+// File is a configuration file that was read, with the addresses of the servers completed.
 type File struct {
-	// Config is the file, with the addresses of the servers completed.
-	Config v1alpha1.KubeProxyConfiguration
-	// NoMasqueradeCIDRs is a field that kube-proxy is to have (KEP-6246).
-	NoMasqueradeCIDRs []string
-	// MetricsServerTLS and HealthzServerTLS are fields that KEP-6038 proposes.
-	MetricsServerTLS, HealthzServerTLS ServerTLS
+	fields
 	// Mistakes lists fields that do not exist, or stand twice.
 	Mistakes []string
 	// Notes lists facts for the operator, in the order of the file's type: fields without
 	// effect here.
 	Notes []string
+}
+
+// fields are those that a file may have.
+type fields struct {
+	v1alpha1.KubeProxyConfiguration `json:",inline"`
+	// NoMasqueradeCIDRs is a field that kube-proxy is to have (KEP-6246).
+	NoMasqueradeCIDRs []string `json:"noMasqueradeCIDRs"`
+	// MetricsServerTLS and HealthzServerTLS are fields that KEP-6038 proposes.
+	MetricsServerTLS ServerTLS `json:"metricsServerTLS"`
+	HealthzServerTLS ServerTLS `json:"healthzServerTLS"`
 }
 
 // ServerTLS says whether a server serves HTTPS.
@@ -84,14 +89,6 @@ func (f *File) checkTLS() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// fields are those that a file may have.
-type fields struct {
-	v1alpha1.KubeProxyConfiguration `json:",inline"`
-	NoMasqueradeCIDRs               []string  `json:"noMasqueradeCIDRs"`
-	MetricsServerTLS                ServerTLS `json:"metricsServerTLS"`
-	HealthzServerTLS                ServerTLS `json:"healthzServerTLS"`
 }
 
 // wrongTypes returns an error for each field below the path whose value cannot be decoded. It decodes each by itself,
@@ -132,25 +129,22 @@ func Parse(text []byte) (*File, error) {
 	if n := documents(text); n > 1 {
 		f.Mistakes = append(f.Mistakes, fmt.Sprintf("%d documents in one file: the first one counts", n))
 	}
-	var all fields
-	unknown, err := kjson.UnmarshalStrict(document, &all)
+	unknown, err := kjson.UnmarshalStrict(document, &f.fields)
 	if err != nil {
 		return nil, errors.Join(wrongTypes(nil, document)...)
 	}
-	f.Config, f.NoMasqueradeCIDRs = all.KubeProxyConfiguration, all.NoMasqueradeCIDRs
-	f.MetricsServerTLS, f.HealthzServerTLS = all.MetricsServerTLS, all.HealthzServerTLS
-	if got := f.Config.APIVersion; got != apiVersion {
+	if got := f.APIVersion; got != apiVersion {
 		return nil, fmt.Errorf("apiVersion: %q: want %s", got, apiVersion)
 	}
-	if got := f.Config.Kind; got != kind {
+	if got := f.Kind; got != kind {
 		return nil, fmt.Errorf("kind: %q: want %s", got, kind)
 	}
 	for _, u := range unknown {
-		f.Mistakes = append(f.Mistakes, unknownField(u, reflect.TypeOf(all)))
+		f.Mistakes = append(f.Mistakes, unknownField(u, reflect.TypeFor[fields]()))
 	}
-	f.Notes = append(f.Notes, ignored(&f.Config)...)
-	bad := errors.Join(check(&f.Config), f.checkTLS())
-	setDefaults(&f.Config)
+	f.Notes = append(f.Notes, ignored(&f.KubeProxyConfiguration)...)
+	bad := errors.Join(check(&f.KubeProxyConfiguration), f.checkTLS())
+	setDefaults(&f.KubeProxyConfiguration)
 	return f, bad
 }
 

@@ -79,9 +79,9 @@ func TestRepeatedField(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if file.Config.ClusterCIDR != "11.0.0.0/8" || len(file.Mistakes) != 1 || !strings.Contains(file.Mistakes[0],
+	if file.ClusterCIDR != "11.0.0.0/8" || len(file.Mistakes) != 1 || !strings.Contains(file.Mistakes[0],
 		"clusterCIDR") {
-		t.Errorf("clusterCIDR %s, mistakes %q", file.Config.ClusterCIDR, file.Mistakes)
+		t.Errorf("clusterCIDR %s, mistakes %q", file.ClusterCIDR, file.Mistakes)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestServers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := [2]string{file.Config.HealthzBindAddress, file.Config.MetricsBindAddress}; got != want {
+		if got := [2]string{file.HealthzBindAddress, file.MetricsBindAddress}; got != want {
 			t.Errorf("%q: servers at %v, want %v", text, got, want)
 		}
 	}

@@ -5,12 +5,124 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
+
+// field is one of a file, and the flag of nftproxy that means the same.
+type field struct {
+	path, flag string
+	value      any // a pointer to it
+}
+
+func clientFields(c *v1alpha1.KubeProxyConfiguration) []field {
+	return []field{
+		{"clientConnection.kubeconfig", "kubeconfig", &c.ClientConnection.Kubeconfig},
+		{"hostnameOverride", "hostname-override", &c.HostnameOverride},
+		{"healthzBindAddress", "healthz-bind-address", &c.HealthzBindAddress},
+		{"metricsBindAddress", "metrics-bind-address", &c.MetricsBindAddress},
+		{"clusterCIDR", "cluster-cidr", &c.ClusterCIDR},
+		{"detectLocalMode", "detect-local-mode", (*string)(&c.DetectLocalMode)},
+		{"detectLocal.bridgeInterface", "pod-bridge-interface", &c.DetectLocal.BridgeInterface},
+		{"detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", &c.DetectLocal.InterfaceNamePrefix},
+		{"nodePortAddresses", "nodeport-addresses", &c.NodePortAddresses},
+	}
+}
+
+func serverFields(c *v1alpha1.KubeProxyConfiguration) []field {
+	return []field{
+		{"enableProfiling", "profiling", &c.EnableProfiling},
+		{"bindAddressHardFail", "bind-address-hard-fail", &c.BindAddressHardFail},
+		{"logging.format", "logging-format", &c.Logging.Format},
+		{"logging.verbosity", "v", &c.Logging.Verbosity},
+	}
+}
+
+func kernelFields(c *v1alpha1.KubeProxyConfiguration) []field {
+	t := &c.Conntrack
+	return []field{
+		{"oomScoreAdj", "oom-score-adj", &c.OOMScoreAdj},
+		{"conntrack.maxPerCore", "conntrack-max-per-core", &t.MaxPerCore},
+		{"conntrack.min", "conntrack-min", &t.Min},
+		{"conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", t.TCPEstablishedTimeout},
+		{"conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", t.TCPCloseWaitTimeout},
+		{"conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", &t.TCPBeLiberal},
+		{"conntrack.udpTimeout", "conntrack-udp-timeout", &t.UDPTimeout},
+		{"conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", &t.UDPStreamTimeout},
+		// What ipvs mode left is there in whichever mode the file is now.
+		{"ipvs.excludeCIDRs", "ipvs-exclude-cidrs", &c.IPVS.ExcludeCIDRs},
+	}
+}
+
+// nftablesFields are those of the mode nftables.
+func nftablesFields(c *v1alpha1.KubeProxyConfiguration) []field {
+	return []field{
+		{"nftables.masqueradeAll", "masquerade-all", &c.NFTables.MasqueradeAll},
+		{"nftables.masqueradeBit", "iptables-masquerade-bit", &c.NFTables.MasqueradeBit},
+		{"nftables.minSyncPeriod", "iptables-min-sync-period", &c.NFTables.MinSyncPeriod},
+	}
+}
+
+// text is the value as the flag takes it; empty if the file leaves the field empty.
+func (f field) text() string {
+	switch v := f.value.(type) {
+	case *string:
+		return *v
+	case *[]string:
+		return strings.Join(*v, ",")
+	case *bool:
+		if *v {
+			return "true"
+		}
+	case *v1.VerbosityLevel:
+		if *v != 0 {
+			return strconv.FormatUint(uint64(*v), 10)
+		}
+	case **int32:
+		if *v != nil {
+			return strconv.Itoa(int(**v))
+		}
+	case *metav1.Duration:
+		if v != nil {
+			return v.Duration.String()
+		}
+	}
+	return ""
+}
+
+// read takes the value of the flag. An empty number leaves the default.
+func (f field) read(text string) (err error) {
+	switch v := f.value.(type) {
+	case *string:
+		*v = text
+	case *[]string: // as the flag's type prints it: [a,b]
+		*v = nil
+		if text = strings.Trim(text, "[]"); text != "" {
+			*v = strings.Split(text, ",")
+		}
+	case *bool:
+		*v, err = strconv.ParseBool(text)
+	case *v1.VerbosityLevel:
+		var n int64
+		n, err = strconv.ParseInt(text, 10, 32)
+		*v = v1.VerbosityLevel(max(0, n))
+	case **int32:
+		if text != "" {
+			var n int64
+			n, err = strconv.ParseInt(text, 10, 32)
+			*v = new(int32(n))
+		}
+	case *metav1.Duration:
+		v.Duration, err = time.ParseDuration(text)
+	}
+	return err
+}
 
 // Setting is one field of a file as the flag of nftproxy that means the same.
 type Setting struct {
@@ -22,84 +134,52 @@ type Setting struct {
 // Settings lists what nftproxy takes from the file. A field that the file leaves
 // empty is not in the list, unless its default depends on another field. A mode
 // other than nftables chooses the section that kube-proxy would use in that mode.
-func (f *File) Settings() []Setting {
-	c := &f.Config
-	var list []Setting
-	text := func(field, flag, value string) {
-		if value != "" {
-			list = append(list, Setting{field, flag, value})
-		}
-	}
-	number := func(field, flag string, value *int32) {
-		if value != nil {
-			text(field, flag, strconv.Itoa(int(*value)))
-		}
-	}
-	yes := func(field, flag string, value bool) {
-		if value {
-			text(field, flag, "true")
-		}
-	}
-	duration := func(field, flag string, value *metav1.Duration) {
-		if value != nil {
-			text(field, flag, value.Duration.String())
-		}
-	}
-	text("clientConnection.kubeconfig", "kubeconfig", c.ClientConnection.Kubeconfig)
-	text("hostnameOverride", "hostname-override", c.HostnameOverride)
-	text("healthzBindAddress", "healthz-bind-address", c.HealthzBindAddress)
-	text("metricsBindAddress", "metrics-bind-address", c.MetricsBindAddress)
-	text("clusterCIDR", "cluster-cidr", c.ClusterCIDR)
-	text("detectLocalMode", "detect-local-mode", string(c.DetectLocalMode))
-	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
-	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
+func (f *File) Settings() (list []Setting) {
+	c := f.KubeProxyConfiguration
 	localhost := c.IPTables.LocalhostNodePorts
-	nodePorts := PrimaryAt(c.BindAddress,
-		NodePortAddresses(section(c), c.NodePortAddresses, localhost == nil || *localhost))
-	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePorts, ","))
-	text("noMasqueradeCIDRs", "nftproxy-no-masquerade-cidrs", strings.Join(f.NoMasqueradeCIDRs, ","))
+	c.NodePortAddresses = PrimaryAt(c.BindAddress,
+		NodePortAddresses(section(&c), c.NodePortAddresses, localhost == nil || *localhost))
+	all := append(clientFields(&c), field{"noMasqueradeCIDRs", "nftproxy-no-masquerade-cidrs", &f.NoMasqueradeCIDRs})
 	for _, t := range f.tls() {
 		if t.Enable {
-			text(t.field+".certFile", t.flag+"-cert-file", t.CertFile)
-			text(t.field+".keyFile", t.flag+"-private-key-file", t.KeyFile)
+			all = append(all, field{t.field + ".certFile", t.flag + "-cert-file", &t.CertFile},
+				field{t.field + ".keyFile", t.flag + "-private-key-file", &t.KeyFile})
 		}
 	}
-	yes("enableProfiling", "profiling", c.EnableProfiling)
-	yes("bindAddressHardFail", "bind-address-hard-fail", c.BindAddressHardFail)
-	text("logging.format", "logging-format", c.Logging.Format)
-	if verbosity := c.Logging.Verbosity; verbosity != 0 {
-		text("logging.verbosity", "v", strconv.FormatUint(uint64(verbosity), 10))
-	}
+	all = append(all, serverFields(&c)...)
 	if allow, set := c.FeatureGates[GateExternalIPs]; set {
-		text("featureGates."+GateExternalIPs, "feature-gates", GateExternalIPs+"="+strconv.FormatBool(allow))
+		gate := GateExternalIPs + "=" + strconv.FormatBool(allow)
+		all = append(all, field{"featureGates." + GateExternalIPs, "feature-gates", &gate})
 	}
-	number("oomScoreAdj", "oom-score-adj", c.OOMScoreAdj)
-	number("conntrack.maxPerCore", "conntrack-max-per-core", c.Conntrack.MaxPerCore)
-	number("conntrack.min", "conntrack-min", c.Conntrack.Min)
-	duration("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", c.Conntrack.TCPEstablishedTimeout)
-	duration("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", c.Conntrack.TCPCloseWaitTimeout)
-	yes("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", c.Conntrack.TCPBeLiberal)
-	duration("conntrack.udpTimeout", "conntrack-udp-timeout", &c.Conntrack.UDPTimeout)
-	duration("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", &c.Conntrack.UDPStreamTimeout)
-	// What ipvs mode left is there in whichever mode the file is now.
-	text("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", strings.Join(c.IPVS.ExcludeCIDRs, ","))
-	if section(c) == modeNFTables {
-		yes("nftables.masqueradeAll", "masquerade-all", c.NFTables.MasqueradeAll)
-		number("nftables.masqueradeBit", "iptables-masquerade-bit", c.NFTables.MasqueradeBit)
-		if !forSlowWrites(c.NFTables.MinSyncPeriod.Duration) {
-			duration("nftables.minSyncPeriod", "iptables-min-sync-period", &c.NFTables.MinSyncPeriod)
+	all = append(all, kernelFields(&c)...)
+	for _, f := range append(all, modeFields(&c)...) {
+		if value := f.text(); value != "" {
+			list = append(list, Setting{f.path, f.flag, value})
+		}
+	}
+	return list
+}
+
+// modeFields are those of the section that the file's mode chooses.
+func modeFields(c *v1alpha1.KubeProxyConfiguration) []field {
+	mode := section(c)
+	if mode == modeNFTables {
+		list := nftablesFields(c)
+		if forSlowWrites(c.NFTables.MinSyncPeriod.Duration) {
+			list = list[:len(list)-1]
 		}
 		return list
 	}
-	if section(c) == modeIPVS {
-		text("ipvs.scheduler", "nftproxy-balance", SchedulerBalance(c.IPVS.Scheduler))
+	var list []field
+	if mode == modeIPVS {
+		list = append(list, field{"ipvs.scheduler", "nftproxy-balance", new(SchedulerBalance(c.IPVS.Scheduler))})
 	}
-	// kube-proxy's rule in KUBE-FORWARD; the other modes have none.
-	yes("mode", "nftproxy-drop-invalid", section(c) == modeIPTables)
-	// ipvs mode takes these from iptables as well.
-	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)
-	number("iptables.masqueradeBit", "iptables-masquerade-bit", c.IPTables.MasqueradeBit)
-	return list
+	return append(list,
+		// kube-proxy's rule in KUBE-FORWARD; the other modes have none.
+		field{"mode", "nftproxy-drop-invalid", new(mode == modeIPTables)},
+		// ipvs mode takes these from iptables as well.
+		field{"iptables.masqueradeAll", "masquerade-all", &c.IPTables.MasqueradeAll},
+		field{"iptables.masqueradeBit", "iptables-masquerade-bit", &c.IPTables.MasqueradeBit})
 }
 
 // NodePortAddresses returns the list of addresses that serve node ports and health check node ports in a mode of
