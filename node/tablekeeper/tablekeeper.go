@@ -26,7 +26,7 @@ import (
 // is 1, which is another process on the node. There the text says so.
 func OwnerText(port uint32) string {
 	inode, err := netlinkInode(port)
-	if err != nil {
+	if err != nil || inode == "" {
 		return fmt.Sprintf("netlink port %d", port)
 	}
 	return holderText(inode)
@@ -71,21 +71,28 @@ func podText(groups string) string {
 
 // netlinkInode finds a netfilter socket's inode in /proc/net/netlink. Its columns
 // are: sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode.
-func netlinkInode(port uint32) (string, error) {
-	f, err := os.Open("/proc/thread-self/net/netlink")
+func netlinkInode(port uint32) (inode string, err error) {
+	const netfilter = "12"
+	err = sockets("netlink", func(words []string) {
+		if len(words) == 10 && words[1] == netfilter && words[2] == fmt.Sprint(port) {
+			inode = words[9]
+		}
+	})
+	return inode, err
+}
+
+// sockets visits the words of each line in a list of this network namespace's sockets.
+func sockets(list string, visit func(words []string)) error {
+	f, err := os.Open("/proc/thread-self/net/" + list)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer f.Close()
-	const netfilter = "12"
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
-		words := strings.Fields(lines.Text())
-		if len(words) == 10 && words[1] == netfilter && words[2] == fmt.Sprint(port) {
-			return words[9], nil
-		}
+		visit(strings.Fields(lines.Text()))
 	}
-	return "", fmt.Errorf("netlink port %d: no such socket", port)
+	return lines.Err()
 }
 
 // keeperPrefix begins the names of the abstract sockets by which processes say which
@@ -114,21 +121,14 @@ func keeperOf(table string) string {
 
 // List returns the sockets of all processes that keep a table.
 func List() (Keepers, error) {
-	f, err := os.Open("/proc/thread-self/net/unix")
-	if err != nil {
-		return nil, fmt.Errorf("look for other processes: %w", err)
-	}
-	defer f.Close()
 	inodes := Keepers{}
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
+	err := sockets("unix", func(words []string) {
 		// The columns are: Num RefCount Protocol Flags Type St Inode Path.
-		words := strings.Fields(lines.Text())
 		if len(words) == 8 && strings.HasPrefix(words[7], keeperPrefix) {
 			inodes[words[7]] = words[6]
 		}
-	}
-	if err := lines.Err(); err != nil {
+	})
+	if err != nil {
 		return nil, fmt.Errorf("look for other processes: %w", err)
 	}
 	return inodes, nil
