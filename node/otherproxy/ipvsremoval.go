@@ -1,12 +1,8 @@
 package otherproxy
 
 import (
-	"bufio"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -161,8 +157,10 @@ func (l *ipvsLeft) removeAddresses(gone, stays *ipvsLeft, end bool) error {
 	if l.device == nil {
 		return nil
 	}
-	used, err := localSockets()
-	if err != nil {
+	used := map[netip.Addr]bool{}
+	if err := hostaddr.Sockets("/proc", []string{"tcp", "tcp6", "udp", "udp6"}, func(at netip.AddrPort, _ bool) {
+		used[at.Addr()] = true
+	}); err != nil {
 		return err
 	}
 	for _, s := range stays.servers {
@@ -221,51 +219,6 @@ func (l *ipvsLeft) removeSets(gone, stays *ipvsLeft) error {
 		gone.sets = append(gone.sets, name)
 	}
 	return errors.Join(errs...)
-}
-
-// localSockets returns the addresses of the sockets of this network namespace.
-func localSockets() (map[netip.Addr]bool, error) {
-	used := map[netip.Addr]bool{}
-	for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
-		file, err := os.Open("/proc/thread-self/net/" + name)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // a kernel without IPv6
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look for sockets: %w", err)
-		}
-		err = errors.Join(addSockets(used, file), file.Close())
-		if err != nil {
-			return nil, fmt.Errorf("look for sockets in %s: %w", name, err)
-		}
-	}
-	return used, nil
-}
-
-// addSockets reads a list of sockets: after a heading, a line for each, whose second word is the local address and
-// port.
-func addSockets(used map[netip.Addr]bool, list io.Reader) error {
-	lines := bufio.NewScanner(list)
-	for lines.Scan() {
-		words := strings.Fields(lines.Text())
-		if len(words) < 2 || words[0] == "sl" {
-			continue
-		}
-		text, _, _ := strings.Cut(words[1], ":")
-		b, err := hex.DecodeString(text)
-		if err != nil {
-			return err
-		}
-		for word := range slices.Chunk(b, 4) { // numbers of 32 bits in the order of the machine
-			if len(word) == 4 {
-				binary.BigEndian.PutUint32(word, binary.NativeEndian.Uint32(word))
-			}
-		}
-		if a, ok := netip.AddrFromSlice(b); ok {
-			used[a.Unmap()] = true
-		}
-	}
-	return lines.Err()
 }
 
 // StrictARP says that the node answers ARP as kube-proxy's ipvs.strictARP has it (arp_ignore 1 and arp_announce 2 for
