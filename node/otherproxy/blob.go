@@ -118,7 +118,7 @@ func (b *blob) parseEntries(data []byte) error {
 // entries.
 func (b *blob) hookNames() map[uint32]string {
 	names := map[uint32]string{}
-	for i, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
+	for i, name := range builtinChains() {
 		if b.valid&(1<<i) != 0 {
 			names[b.hook[i]] = name
 		}

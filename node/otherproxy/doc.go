@@ -34,21 +34,20 @@ type Rules struct {
 	// Table is the table as nft names it, such as "ip kube-proxy" or "ip6 nat". For IPVS it is
 	// the name of the interface.
 	Table string
-	// Chains is the number of kube-proxy's chains in a table of iptables; 0 for the other kinds,
-	// whose tables are kube-proxy's as a whole.
-	Chains int
 	// Keep says why Remove does not remove the rules; nil if it does.
 	Keep error
 
 	family ip.Family
+	name   string // the table's, without the family
 	// parts says what there is of the kind IPVS, such as "1 virtual server".
 	parts string
-	// chains are kube-proxy's, jumps the rules of iptables' own chains that lead there.
+	// chains are kube-proxy's in a table of iptables; the other kinds are kube-proxy's as a whole. jumps are the rules of
+	// iptables' own chains that lead there.
 	chains []string
 	jumps  []jump
 	// openings are those of these chains that accept packets.
 	openings []Opening
-	// mark tells of changes of a table of the kind NFTables.
+	// mark tells of changes of a table of the kind NFTables; empty if there is no table.
 	mark    string
 	ruleset uint32 // the generation of the ruleset that was read
 }
@@ -58,15 +57,21 @@ func (r Rules) String() string {
 	if r.parts != "" {
 		return fmt.Sprintf("%s (%s, %s)", r.Table, r.Kind, r.parts)
 	}
-	if r.Chains == 0 {
+	switch len(r.chains) {
+	case 0:
 		return fmt.Sprintf("%s (%s)", r.Table, r.Kind)
+	case 1:
+		return fmt.Sprintf("%s (%s, 1 chain)", r.Table, r.Kind)
 	}
-	plural := "s"
-	if r.Chains == 1 {
-		plural = ""
-	}
-	return fmt.Sprintf("%s (%s, %d chain%s)", r.Table, r.Kind, r.Chains, plural)
+	return fmt.Sprintf("%s (%s, %d chains)", r.Table, r.Kind, len(r.chains))
 }
+
+func rulesIn(kind Kind, f ip.Family, table string) Rules {
+	return Rules{Kind: kind, Table: tableName(f, table), family: f, name: table}
+}
+
+// there says whether the table has any.
+func (r *Rules) there() bool { return r.mark != "" || len(r.chains) > 0 }
 
 // ErrForeign says that rules of other programs lead to kube-proxy's chains. Without these chains
 // the kernel would refuse the rules.
@@ -82,12 +87,47 @@ func Find() ([]Rules, error) {
 	defer c.close()
 	var found []Rules
 	var errs []error
-	for _, find := range []func(*conn) ([]Rules, error){findTables, findNFTChains, findLegacyChains, findIPVS} {
-		rules, err := find(c)
+	for _, kind := range []Kind{NFTables, IPTablesNFT, IPTablesLegacy} {
+		rules, err := c.find(kind)
 		found = append(found, rules...)
 		errs = append(errs, err)
 	}
-	return found, errors.Join(errs...)
+	left, err := readIPVS(nil)
+	if err == nil && !left.empty() {
+		found = append(found, left.rules())
+	}
+	return found, errors.Join(append(errs, err)...)
+}
+
+// find returns the rules of a kind in all tables.
+func (c *conn) find(kind Kind) (found []Rules, err error) {
+	tables := iptablesTables()
+	if kind == NFTables {
+		tables = []string{kubeProxyTable}
+	}
+	for _, f := range ip.Families() {
+		for _, table := range tables {
+			r, err := c.read(kind, f, table)
+			if err != nil {
+				return nil, err
+			}
+			if r.there() {
+				found = append(found, r)
+			}
+		}
+	}
+	return found, nil
+}
+
+// read returns the rules of a kind in one table.
+func (c *conn) read(kind Kind, f ip.Family, table string) (Rules, error) {
+	switch kind {
+	case IPTablesNFT:
+		return c.readNFTChains(f, table)
+	case IPTablesLegacy:
+		return readLegacyChains(f, table)
+	}
+	return c.readTable(f)
 }
 
 // Remove removes rules that Find has returned. Each call is one transaction: it takes effect as a

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -125,25 +126,14 @@ func (s Frontends) add(m matches) {
 
 // addLegacyRules does the same for the tables of iptables-legacy.
 func addLegacyRules(found Frontends, f ip.Family) error {
-	tables, err := legacyTables(f)
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
-		var b *blob
-		for _, in := range frontendChains() {
-			if in.table != table {
-				continue
-			}
-			if b == nil {
-				if b, err = readLegacy(f, table); err != nil {
-					return fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, table), err)
-				}
-			}
-			for i := range b.entries {
-				if e := &b.entries[i]; e.chain == in.chain && !e.head {
-					found.add(e.matches(f))
-				}
+	for _, table := range iptablesTables() {
+		b, err := readLegacy(f, table)
+		if err != nil {
+			return fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, table), err)
+		}
+		for i := range b.entries {
+			if e := &b.entries[i]; !e.head && slices.Contains(frontendChains(), frontendChain{table, e.chain}) {
+				found.add(e.matches(f))
 			}
 		}
 	}

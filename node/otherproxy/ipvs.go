@@ -30,15 +30,6 @@ type ipvsLeft struct {
 	sets    []string
 }
 
-// findIPVS finds what IPVS mode left.
-func findIPVS(*conn) ([]Rules, error) {
-	left, err := readIPVS(nil)
-	if err != nil || left.empty() {
-		return nil, err
-	}
-	return []Rules{left.rules()}, nil
-}
-
 func (l *ipvsLeft) empty() bool {
 	return l.device == nil && len(l.servers)+len(l.addresses)+len(l.sets) == 0
 }
@@ -47,16 +38,15 @@ func (l *ipvsLeft) empty() bool {
 func (l *ipvsLeft) rules() Rules {
 	var parts []string
 	for _, p := range []struct {
-		n    int
-		what string
-	}{{len(l.servers), "virtual server"}, {len(l.addresses), "address"}, {len(l.sets), "ipset"}} {
-		switch {
-		case p.n == 1:
+		n            int
+		what, plural string
+	}{{len(l.servers), "virtual server", "s"}, {len(l.addresses), "address", "es"}, {len(l.sets), "ipset", "s"}} {
+		switch p.n {
+		case 0:
+		case 1:
 			parts = append(parts, "1 "+p.what)
-		case p.n > 1 && p.what == "address":
-			parts = append(parts, fmt.Sprintf("%d addresses", p.n))
-		case p.n > 1:
-			parts = append(parts, fmt.Sprintf("%d %ss", p.n, p.what))
+		default:
+			parts = append(parts, fmt.Sprintf("%d %s%s", p.n, p.what, p.plural))
 		}
 	}
 	return Rules{Kind: IPVS, Table: hostaddr.ServiceDevice, parts: strings.Join(parts, ", ")}
@@ -204,9 +194,8 @@ func (c *conn) hasServiceRules(f ip.Family) (there bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read chain %s in table %s: %w", chain, tableName(f, table), err)
 	}
-	tables, err := legacyTables(f)
-	if there || err != nil || !slices.Contains(tables, table) {
-		return there, err
+	if there {
+		return true, nil
 	}
 	b, err := readLegacy(f, table)
 	if err != nil {

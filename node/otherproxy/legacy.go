@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -40,29 +39,14 @@ const (
 	lockPeriod   = 50 * time.Millisecond
 )
 
-// findLegacyChains finds kube-proxy's chains in the tables of the older interface. It asks only for
-// tables that the namespace has already: a question for another one would make it.
-func findLegacyChains(*conn) ([]Rules, error) {
-	var found []Rules
-	for _, f := range ip.Families() {
-		tables, err := legacyTables(f)
-		if err != nil {
-			return nil, err
-		}
-		for _, table := range iptablesTables() {
-			if !slices.Contains(tables, table) {
-				continue
-			}
-			b, err := readLegacy(f, table)
-			if err != nil {
-				return nil, fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, table), err)
-			}
-			if r := b.rules(); r.Chains > 0 {
-				found = append(found, r)
-			}
-		}
+// readLegacyChains finds kube-proxy's chains in a table of the older interface.
+func readLegacyChains(f ip.Family, table string) (Rules, error) {
+	b, err := readLegacy(f, table)
+	if err != nil {
+		return Rules{}, fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, table),
+			err)
 	}
-	return found, nil
+	return b.rules(), nil
 }
 
 // legacyTables lists the tables that the namespace has.
@@ -122,10 +106,11 @@ func (b *blob) baseChains() []LegacyChain {
 		endsClosed bool
 		targets    []string
 	}
-	chains := map[string]chain{}
+	chains, dropping := map[string]chain{}, map[string]bool{}
 	for i := range b.entries {
 		e := &b.entries[i]
 		if b.isPolicy(e) {
+			dropping[e.chain] = e.drops
 			continue
 		}
 		c, effects := chains[e.chain], EffectsOfTarget(e.extension)
@@ -137,11 +122,10 @@ func (b *blob) baseChains() []LegacyChain {
 		}
 		chains[e.chain] = c
 	}
-	dropping := b.droppingChains()
 	var found []LegacyChain
 	for _, name := range b.hookNames() {
 		l := LegacyChain{
-			Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name),
+			Table: tableName(b.family, b.name), Chain: name, PolicyDrop: dropping[name],
 			EndsClosed: chains[name].endsClosed,
 			Reaches:    reach(name, func(chain string) []string { return chains[chain].targets }),
 		}
@@ -178,20 +162,9 @@ func (b *blob) isPolicy(e *entry) bool {
 	return false
 }
 
-// droppingChains lists the table's own chains whose policy is to drop.
-func (b *blob) droppingChains() []string {
-	var chains []string
-	for i := range b.entries {
-		if e := &b.entries[i]; e.drops && b.isPolicy(e) && isBuiltin(e.chain) {
-			chains = append(chains, e.chain)
-		}
-	}
-	return chains
-}
-
 // rules describes what the table has of kube-proxy.
 func (b *blob) rules() Rules {
-	r := Rules{Kind: IPTablesLegacy, Table: tableName(b.family, b.name), family: b.family}
+	r := rulesIn(IPTablesLegacy, b.family, b.name)
 	for i := range b.entries {
 		e := &b.entries[i]
 		switch {
@@ -202,7 +175,7 @@ func (b *blob) rules() Rules {
 			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, e.chain, e.target)
 		}
 	}
-	r.Chains, r.openings = len(r.chains), b.openings()
+	r.setOpenings(b.chainRules())
 	return r
 }
 
@@ -214,13 +187,12 @@ func (b *blob) drops(e *entry) bool {
 // removeLegacyChains reads the table again and replaces it by one without kube-proxy's chains and
 // the rules that lead there.
 func removeLegacyChains(r Rules) error {
-	_, name, _ := strings.Cut(r.Table, " ")
 	unlock, err := lockLegacy(lockFile, lockPatience)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	before, err := readLegacy(r.family, name)
+	before, err := readLegacy(r.family, r.name)
 	if err != nil {
 		return err
 	}
@@ -276,7 +248,12 @@ func legacySocket(f ip.Family) (fd, level int, err error) {
 // readTries is how often a table is read that changes between the two questions.
 const readTries = 10
 
+// readLegacy reads a table. One that the namespace lacks has no entries: a question for it would make it.
 func readLegacy(f ip.Family, name string) (*blob, error) {
+	tables, err := legacyTables(f)
+	if err != nil || !slices.Contains(tables, name) {
+		return &blob{family: f, name: name}, err
+	}
 	fd, level, err := legacySocket(f)
 	if err != nil {
 		return nil, err
@@ -301,15 +278,18 @@ func readLegacyInfo(f ip.Family, name string) (info [legacyInfoLen]byte, err err
 		return info, err
 	}
 	defer func() { _ = unix.Close(fd) }()
+	return legacyInfo(fd, level, name)
+}
+
+func legacyInfo(fd, level int, name string) (info [legacyInfoLen]byte, err error) {
 	copy(info[:], name)
 	err = getOption(fd, level, optGetInfo, info[:])
 	return info, err
 }
 
 func readLegacyOnce(fd, level int, f ip.Family, name string) (*blob, error) {
-	info := make([]byte, legacyInfoLen)
-	copy(info, name)
-	if err := getOption(fd, level, optGetInfo, info); err != nil {
+	info, err := legacyInfo(fd, level, name)
+	if err != nil {
 		return nil, fmt.Errorf("ask for table %s: %w", name, err)
 	}
 	b := &blob{family: f, name: name, valid: binary.NativeEndian.Uint32(info[nameLen:])}

@@ -1,9 +1,6 @@
 package otherproxy
 
-import (
-	"slices"
-	"strings"
-)
+import "slices"
 
 // chainsOf returns the fixed names of kube-proxy's chains in a table of iptables
 // (k8s.io/kubernetes/pkg/proxy/iptables and ipvs, CleanupLeftovers). KUBE-MARK-MASQ is not among them,
@@ -34,10 +31,7 @@ func isChain(table, chain string) bool {
 	if slices.Contains(chainsOf(table), chain) {
 		return true
 	}
-	return table == "nat" && slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"},
-		func(prefix string) bool {
-			return strings.HasPrefix(chain, prefix)
-		})
+	return table == "nat" && hasPrefix(chain, "KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-")
 }
 
 // OfKubernetes says whether a chain of a table of iptables is kube-proxy's own, or the kubelet's KUBE-FIREWALL. What
@@ -58,7 +52,9 @@ func isJumpComment(comment string) bool {
 	}, comment)
 }
 
-// isBuiltin says whether a chain is one of iptables' own.
-func isBuiltin(chain string) bool {
-	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
+// builtinChains are iptables' own, in the order of their hooks.
+func builtinChains() []string {
+	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 }
+
+func isBuiltin(chain string) bool { return slices.Contains(builtinChains(), chain) }

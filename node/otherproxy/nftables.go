@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -29,29 +28,14 @@ const (
 // ErrUnknownTable says that a table has kube-proxy's name but was made by another program.
 var ErrUnknownTable = errors.New("the table has the name of kube-proxy's table, but not its comment")
 
-func findTables(c *conn) ([]Rules, error) {
-	var found []Rules
-	for _, f := range ip.Families() {
-		r, there, err := findTable(c, f)
-		if err != nil {
-			return nil, err
-		}
-		if there {
-			found = append(found, r)
-		}
+func (c *conn) readTable(f ip.Family) (Rules, error) {
+	r := rulesIn(NFTables, f, kubeProxyTable)
+	var err error
+	if r.ruleset, err = c.generation(); err != nil {
+		return r, err
 	}
-	return found, nil
-}
-
-func findTable(c *conn, f ip.Family) (r Rules, there bool, err error) {
-	generation, err := c.generation()
-	if err != nil {
-		return r, false, err
-	}
-	r = Rules{Kind: NFTables, Table: tableName(f, kubeProxyTable), family: f, ruleset: generation}
 	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, named(unix.NFTA_TABLE_NAME, kubeProxyTable),
 		func(a nfnetlink.Attributes) error {
-			there = true
 			r.mark = fmt.Sprint(a.Uint64(attrTableHandle), a.Uint32(unix.NFTA_TABLE_USE))
 			// Kernels before 5.10 keep no comment.
 			if comment, has := userdata.GetString(a.Get(attrTableUserdata), userdata.TypeComment); has &&
@@ -61,9 +45,9 @@ func findTable(c *conn, f ip.Family) (r Rules, there bool, err error) {
 			return nil
 		})
 	if err != nil {
-		return r, false, fmt.Errorf("look up table %s: %w", r.Table, err)
+		return r, fmt.Errorf("look up table %s: %w", r.Table, err)
 	}
-	return r, there, nil
+	return r, nil
 }
 
 func removeTable(r Rules) error {
@@ -78,36 +62,26 @@ type jump struct {
 	handle        uint64
 }
 
-// findNFTChains finds kube-proxy's chains in the tables of iptables-nft.
-func findNFTChains(c *conn) ([]Rules, error) {
-	var found []Rules
-	for _, f := range ip.Families() {
-		for _, table := range iptablesTables() {
-			r, err := findNFTChainsIn(c, f, table)
-			if err != nil {
-				return nil, fmt.Errorf("look for chains of kube-proxy in table %s %s: %w", f, table, err)
-			}
-			if r.Chains > 0 {
-				found = append(found, r)
-			}
-		}
+// readNFTChains finds kube-proxy's chains in a table of iptables-nft.
+func (c *conn) readNFTChains(f ip.Family, table string) (Rules, error) {
+	r := rulesIn(IPTablesNFT, f, table)
+	if err := r.findChains(c); err != nil {
+		return r, fmt.Errorf("look for chains of kube-proxy in table %s: %w", r.Table, err)
 	}
-	return found, nil
+	return r, nil
 }
 
-func findNFTChainsIn(c *conn, f ip.Family, table string) (Rules, error) {
-	r := Rules{Kind: IPTablesNFT, Table: tableName(f, table), family: f}
-	generation, err := c.generation()
-	if err != nil {
-		return r, err
+func (r *Rules) findChains(c *conn) (err error) {
+	if r.ruleset, err = c.generation(); err != nil {
+		return err
 	}
 	var others []string
-	err = c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f, named(unix.NFTA_CHAIN_TABLE, table),
+	err = c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, r.family, named(unix.NFTA_CHAIN_TABLE, r.name),
 		func(a nfnetlink.Attributes) error {
 			name := a.Text(unix.NFTA_CHAIN_NAME)
 			switch {
-			case a.Text(unix.NFTA_CHAIN_TABLE) != table: // the dump is of all tables
-			case isChain(table, name):
+			case a.Text(unix.NFTA_CHAIN_TABLE) != r.name: // the dump is of all tables
+			case isChain(r.name, name):
 				r.chains = append(r.chains, name)
 			default:
 				others = append(others, name)
@@ -115,26 +89,25 @@ func findNFTChainsIn(c *conn, f ip.Family, table string) (Rules, error) {
 			return nil
 		})
 	if err != nil || len(r.chains) == 0 {
-		return r, err
+		return err
 	}
-	r.Chains, r.ruleset = len(r.chains), generation
 	slices.Sort(r.chains)
 	for _, chain := range others {
-		if err := r.findJumps(c, table, chain); err != nil {
-			return r, err
+		if err := r.findJumps(c, chain); err != nil {
+			return err
 		}
 	}
-	return r, r.findOpenings(c, table)
+	return r.findOpenings(c)
 }
 
 // findJumps looks at the rules of a chain that is not kube-proxy's.
-func (r *Rules) findJumps(c *conn, table, chain string) error {
-	return c.rules(r.family, table, chain, func(a nfnetlink.Attributes) error {
+func (r *Rules) findJumps(c *conn, chain string) error {
+	return c.rules(r.family, r.name, chain, func(a nfnetlink.Attributes) error {
 		verdict, err := verdictOf(a)
 		switch {
 		case err != nil:
 			return err
-		case !isChain(table, verdict.chain):
+		case !isChain(r.name, verdict.chain):
 		case isBuiltin(chain) && isJumpComment(verdict.comment):
 			r.jumps = append(r.jumps, jump{chain, verdict.chain, a.Uint64(unix.NFTA_RULE_HANDLE)})
 		case r.Keep == nil:
@@ -183,18 +156,17 @@ func verdictOf(rule nfnetlink.Attributes) (v verdict, err error) {
 // removeNFTChains removes the rules that lead to the chains, and the chains. The tables and the
 // chains of iptables itself stay: other programs use them.
 func removeNFTChains(r Rules) error {
-	_, table, _ := strings.Cut(r.Table, " ")
 	b := newBatch(r.ruleset)
 	for _, j := range r.jumps {
-		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN,
+		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, r.name).Text(unix.NFTA_RULE_CHAIN,
 			j.chain).Uint64(unix.NFTA_RULE_HANDLE, j.handle))
 	}
 	// Chains lead to each other, so all are emptied first.
 	for _, chain := range r.chains {
-		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, chain))
+		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, r.name).Text(unix.NFTA_RULE_CHAIN, chain))
 	}
 	for _, chain := range r.chains {
-		b.delete(unix.NFT_MSG_DELCHAIN, r.family, named(unix.NFTA_CHAIN_TABLE, table).Text(unix.NFTA_CHAIN_NAME, chain))
+		b.delete(unix.NFT_MSG_DELCHAIN, r.family, named(unix.NFTA_CHAIN_TABLE, r.name).Text(unix.NFTA_CHAIN_NAME, chain))
 	}
 	return b.commit()
 }

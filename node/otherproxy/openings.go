@@ -53,27 +53,26 @@ type chainRules struct {
 	targets []string // the chains to which its rules lead, in order
 }
 
-// openingsOf finds the openings in a table of iptables. The verdict accept of a chain of nat lets nothing pass.
-func openingsOf(table string, chains map[string]chainRules) []Opening {
-	_, name, _ := strings.Cut(table, " ")
-	if name == "nat" {
-		return nil
+// setOpenings finds the openings by the rules of the table's chains. The verdict accept of a chain of nat lets nothing
+// pass.
+func (r *Rules) setOpenings(chains map[string]chainRules) {
+	if r.name == "nat" {
+		return
 	}
-	var found []Opening
 	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 		seen := map[string]bool{}
 		for _, target := range chains[hook].targets {
-			if seen[target] || !isChain(name, target) {
+			if seen[target] || !isChain(r.name, target) {
 				continue
 			}
 			seen[target] = true
 			reaches := reach(target, func(chain string) []string { return chains[chain].targets })
 			if slices.ContainsFunc(reaches, func(chain string) bool { return chains[chain].accepts }) {
-				found = append(found, Opening{Table: table, Hook: strings.ToLower(hook), Chain: target, reaches: reaches})
+				r.openings = append(r.openings,
+					Opening{Table: r.Table, Hook: strings.ToLower(hook), Chain: target, reaches: reaches})
 			}
 		}
 	}
-	return found
 }
 
 // part splits the rules into those that may go, and those that stay since something closes what they open:
@@ -104,14 +103,13 @@ func (r Rules) part(closed func(Opening) error) (gone, stays Rules, err error) {
 		}
 	}
 	gone.jumps = slices.DeleteFunc(slices.Clone(r.jumps), func(j jump) bool { return slices.Contains(kept, j.target) })
-	gone.Chains, stays.Chains = len(gone.chains), len(stays.chains)
 	return gone, stays, errors.Join(errs...)
 }
 
 // findOpenings reads the rules of kube-proxy's chains in a table of iptables-nft. Chains of nat are many and open
 // nothing.
-func (r *Rules) findOpenings(c *conn, table string) error {
-	if table == "nat" {
+func (r *Rules) findOpenings(c *conn) error {
+	if r.name == "nat" {
 		return nil
 	}
 	chains := map[string]chainRules{}
@@ -120,7 +118,7 @@ func (r *Rules) findOpenings(c *conn, table string) error {
 	}
 	for _, chain := range r.chains {
 		var rules chainRules
-		err := c.rules(r.family, table, chain, func(a nfnetlink.Attributes) error {
+		err := c.rules(r.family, r.name, chain, func(a nfnetlink.Attributes) error {
 			verdict, err := verdictOf(a)
 			rules.accepts = rules.accepts || verdict.accepts
 			if verdict.chain != "" {
@@ -133,12 +131,12 @@ func (r *Rules) findOpenings(c *conn, table string) error {
 		}
 		chains[chain] = rules
 	}
-	r.openings = openingsOf(r.Table, chains)
+	r.setOpenings(chains)
 	return nil
 }
 
-// openings finds the openings in a table of iptables-legacy.
-func (b *blob) openings() []Opening {
+// chainRules returns the rules of kube-proxy's chains and those that lead there, by their chains.
+func (b *blob) chainRules() map[string]chainRules {
 	chains := map[string]chainRules{}
 	for i := range b.entries {
 		e := &b.entries[i]
@@ -149,5 +147,5 @@ func (b *blob) openings() []Opening {
 		c.accepts = c.accepts || e.accepts
 		chains[e.chain] = c
 	}
-	return openingsOf(tableName(b.family, b.name), chains)
+	return chains
 }

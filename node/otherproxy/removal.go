@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"nftproxy/node/hostaddr"
@@ -34,10 +33,9 @@ type Removal struct {
 }
 
 // RemoveAll removes all rules of kube-proxy that Find returns, apart from what the removal leaves. It calls report with
-// the rules and the outcome: nil, or why they
-// are still there. A table of which a part stays is reported twice. Where another process changes the
-// ruleset at the same time it tries again after a pause, 20 times. The error says that the rules
-// cannot be found, or that the context has ended.
+// the rules and the outcome: nil, or why they are still there. A table of which a part stays is reported twice. Where
+// another process changes the ruleset at the same time it tries again after a pause, 20 times. The error says that the
+// rules cannot be found, or that the context has ended.
 func RemoveAll(ctx context.Context, of Removal, report func(Rules, error)) error {
 	found, err := Find()
 	if err != nil {
@@ -53,15 +51,8 @@ func RemoveAll(ctx context.Context, of Removal, report func(Rules, error)) error
 			}
 			continue
 		}
-		gone, goneErr, stays, staysErr := removeLatest(ctx, r, of.Closed)
-		if ctx.Err() != nil {
-			return fmt.Errorf("remove the rules of kube-proxy: %w", ctx.Err())
-		}
-		if gone.Table != "" {
-			report(gone, goneErr)
-		}
-		if staysErr != nil {
-			report(stays, staysErr)
+		if err := removeLatest(ctx, r, of.Closed, report); err != nil {
+			return fmt.Errorf("remove the rules of kube-proxy: %w", err)
 		}
 	}
 	return nil
@@ -92,26 +83,31 @@ func Final(outcome error) bool {
 
 // removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges again at each
 // try what closes: the ruleset that it is about is the one that the kernel then changes.
-func removeLatest(ctx context.Context, r Rules, closed func(Opening) error) (gone Rules, goneErr error, stays Rules,
-	staysErr error) {
+func removeLatest(ctx context.Context, r Rules, closed func(Opening) error, report func(Rules, error)) error {
 	for try := 1; ; try++ {
-		latest, there, err := r.again()
-		switch {
-		case err != nil:
-			return r, fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err), stays, nil
-		case !there:
-			return r, nil, stays, nil
+		latest, err := r.again()
+		if err != nil {
+			err = fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err)
 		}
-		gone, stays, staysErr = latest.part(closed)
-		if staysErr != nil && gone.Chains == 0 {
-			return Rules{}, nil, stays, staysErr
+		if err != nil || !latest.there() {
+			report(r, err)
+			return ctx.Err()
 		}
-		if goneErr = Remove(gone); goneErr == nil || try == removeTries || !errors.Is(goneErr, ErrChanged) {
-			return gone, goneErr, stays, staysErr
+		gone, stays, staysErr := latest.part(closed)
+		if staysErr == nil || len(gone.chains) > 0 {
+			err := Remove(gone)
+			if errors.Is(err, ErrChanged) && try < removeTries {
+				if err := pause(ctx, try); err != nil {
+					return err
+				}
+				continue
+			}
+			report(gone, err)
 		}
-		if err := pause(ctx, try); err != nil {
-			return gone, err, stays, staysErr
+		if staysErr != nil {
+			report(stays, staysErr)
 		}
+		return ctx.Err()
 	}
 }
 
@@ -137,25 +133,12 @@ func pauseAfter(try int) time.Duration {
 	return whole/2 + rand.N(whole/2+1)
 }
 
-// again returns the rules as they are now, and whether there are any.
-func (r Rules) again() (latest Rules, there bool, err error) {
-	_, name, _ := strings.Cut(r.Table, " ")
-	if r.Kind == IPTablesLegacy {
-		b, err := readLegacy(r.family, name)
-		if err != nil {
-			return r, false, err
-		}
-		latest = b.rules()
-		return latest, latest.Chains > 0, nil
-	}
+// again returns the rules as they are now.
+func (r *Rules) again() (Rules, error) {
 	c, err := dial()
 	if err != nil {
-		return r, false, err
+		return *r, err
 	}
 	defer c.close()
-	if r.Kind == NFTables {
-		return findTable(c, r.family)
-	}
-	latest, err = findNFTChainsIn(c, r.family, name)
-	return latest, latest.Chains > 0, err
+	return c.read(r.Kind, r.family, r.name)
 }

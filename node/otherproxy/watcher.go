@@ -16,16 +16,13 @@ import (
 type Watcher struct {
 	// legacy has what was found in each table of iptables-legacy.
 	legacy map[string]legacyTable
-	// marks tell of changes of kube-proxy's rules, as they were at the last look.
+	// marks tell of changes of kube-proxy's rules, as they were at the last look; nil before the first.
 	marks []string
-	// looked says that there was a look.
-	looked bool
 }
 
 // legacyTable is a table of iptables-legacy, in so far as it tells of a change.
 type legacyTable struct {
 	info [legacyInfoLen]byte
-	has  bool
 	mark string
 }
 
@@ -41,35 +38,36 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 	defer c.close()
 	has := map[Kind]bool{}
 	var marks []string
+	note := func(kind Kind, mark string) {
+		has[kind] = has[kind] || mark != ""
+		marks = append(marks, mark)
+	}
 	for _, f := range ip.Families() {
-		found, there, err := findTable(c, f)
+		found, err := c.readTable(f)
 		if err != nil {
 			return nil, false, err
 		}
-		has[NFTables] = has[NFTables] || there
-		marks = append(marks, found.mark)
+		note(NFTables, found.mark)
 		for _, table := range iptablesTables() {
 			for _, chain := range chainsOf(table) {
 				mark, err := c.markOfChain(f, table, chain)
 				if err != nil {
 					return nil, false, err
 				}
-				has[IPTablesNFT] = has[IPTablesNFT] || mark != ""
-				marks = append(marks, mark)
+				note(IPTablesNFT, mark)
 			}
 		}
-		there, mark, err := w.lookLegacy(f)
+		mark, err := w.lookLegacy(f)
 		if err != nil {
 			return nil, false, err
 		}
-		has[IPTablesLegacy] = has[IPTablesLegacy] || there
-		marks = append(marks, mark)
+		note(IPTablesLegacy, mark)
 	}
 	if has[IPVS], err = ipvsThere(); err != nil {
 		return nil, false, err
 	}
-	written = w.looked && !slices.Equal(marks, w.marks)
-	w.marks, w.looked = marks, true
+	written = w.marks != nil && !slices.Equal(marks, w.marks)
+	w.marks = marks
 	return slices.DeleteFunc(Kinds(), func(k Kind) bool { return !has[k] }), written, nil
 }
 
@@ -94,52 +92,57 @@ func (c *conn) markOfChain(f ip.Family, table, chain string) (mark string, err e
 }
 
 // lookLegacy reads only tables of which the number or the size of the rules has changed.
-func (w *Watcher) lookLegacy(f ip.Family) (there bool, mark string, err error) {
+func (w *Watcher) lookLegacy(f ip.Family) (marks string, err error) {
 	tables, err := legacyTables(f)
 	if err != nil {
-		return false, "", err
+		return "", err
 	}
 	for _, name := range iptablesTables() {
 		if !slices.Contains(tables, name) {
 			continue
 		}
-		table, err := w.lookLegacyTable(f, name)
+		mark, err := w.lookLegacyTable(f, name)
 		if err != nil {
-			return false, "", fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, name),
+			return "", fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, name),
 				err)
 		}
-		there, mark = there || table.has, mark+table.mark
+		marks += mark
 	}
-	return there, mark, nil
+	return marks, nil
 }
 
-func (w *Watcher) lookLegacyTable(f ip.Family, name string) (t legacyTable, err error) {
+func (w *Watcher) lookLegacyTable(f ip.Family, name string) (mark string, err error) {
 	info, err := readLegacyInfo(f, name)
 	if err != nil {
-		return t, err
+		return "", err
 	}
 	if known, found := w.legacy[tableName(f, name)]; found && known.info == info {
-		return known, nil
+		return known.mark, nil
 	}
 	b, err := readLegacy(f, name)
 	if err != nil {
-		return t, err
+		return "", err
 	}
 	if w.legacy == nil {
 		w.legacy = map[string]legacyTable{}
 	}
-	t = legacyTable{info: info, has: b.rules().Chains > 0, mark: b.mark()}
+	t := legacyTable{info, b.mark()}
 	w.legacy[tableName(f, name)] = t
-	return t, nil
+	return t.mark, nil
 }
 
-// mark is what tells of changes of kube-proxy's chains: a digest of their names and of the number of rules in each.
+// mark is what tells of changes of kube-proxy's chains: a digest of their names and of the number of rules in each. It
+// is empty if there are none.
 func (b *blob) mark() string {
-	h := fnv.New64a()
+	h, there := fnv.New64a(), false
 	for i := range b.entries {
 		if e := &b.entries[i]; isChain(b.name, e.chain) {
 			_, _ = fmt.Fprintln(h, e.chain) // to memory
+			there = true
 		}
+	}
+	if !there {
+		return ""
 	}
 	return fmt.Sprintf("%x ", h.Sum64())
 }
