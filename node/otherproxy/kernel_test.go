@@ -281,6 +281,10 @@ func TestWritten(t *testing.T) {
 			if w.look(); w.watcher.written {
 				t.Error("the first look says that rules were written")
 			}
+			w.iptables("", "iptables-"+b.name, "-t", "mangle", "-A", "PREROUTING", "-j", "ACCEPT")
+			if w.look(); w.watcher.written {
+				t.Error("a look takes a table of others for kube-proxy's rules")
+			}
 			w.load(b, unchanged)
 			if w.look(); !w.watcher.written {
 				t.Error("a look does not say that rules have come")
