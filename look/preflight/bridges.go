@@ -26,7 +26,7 @@ func (o Options) bridges(tables ownTables) []Finding {
 	if len(pods) == 0 {
 		return []Finding{green(probe, "no pod of the node is an endpoint of nftproxy's tables, so no bridge was looked at")}
 	}
-	found, err := hostaddr.OneWayBridges(pods)
+	devices, err := hostaddr.OnLink(pods)
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}
@@ -34,10 +34,16 @@ func (o Options) bridges(tables ownTables) []Finding {
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}
-	found = slices.DeleteFunc(found, func(name string) bool {
-		b := s.Interface(name)
-		return b == nil || !s.Sees(b, ip.V4) && !s.Sees(b, ip.V6)
-	})
+	var found []string
+	for i := range s.Interfaces {
+		b := &s.Interfaces[i]
+		oneWay := b.Kind == "bridge" && !b.Promiscuous && slices.ContainsFunc(s.Ports(b),
+			func(p *forwarding.Interface) bool { return p.Kind == "veth" && !p.Hairpin })
+		if oneWay && slices.Contains(devices, b.Name) && (s.Sees(b, ip.V4) || s.Sees(b, ip.V6)) {
+			found = append(found, b.Name)
+		}
+	}
+	slices.Sort(found)
 	if len(found) > 0 {
 		return []Finding{yellow(probe, fmt.Sprintf("%s: ports are not in hairpin mode: a pod there gets no answer from a "+
 			"Service that chooses the pod itself", strings.Join(found, ", ")),

@@ -95,9 +95,9 @@ func (o Options) features() []Finding {
 	var found []Finding
 	err := inScratchNamespace(func() error {
 		for _, f := range features() {
-			found = append(found, f.try())
+			found = append(found, trial{"kernel: " + f.name, f.apply,
+				f.without + ": use another kernel, or load the module that it lacks", f.needed}.check())
 		}
-		found = append(found, tryOwner())
 		for _, t := range trials() {
 			found = append(found, t.check())
 		}
@@ -125,81 +125,64 @@ func inScratchNamespace(do func() error) error {
 	return <-result
 }
 
-func (f feature) try() Finding {
-	probe := "kernel: " + f.name
-	err := f.apply()
-	switch {
-	case err == nil:
-		return green(probe, "works")
-	case f.needed:
-		return red(probe, err.Error(), f.without+": use another kernel, or load the module that it lacks")
-	}
-	return yellow(probe, err.Error(), f.without+": use another kernel, or load the module that it lacks")
+// apply compiles the feature's Services and gives the program to the kernel.
+func (f feature) apply(conn *kernel.Conn) error {
+	return errors.Join(apply(conn, f.snapshot()), conn.DeleteTables(ruleset.DefaultTable))
 }
 
-// apply compiles the feature's Services and gives the program to the kernel.
-func (f feature) apply() error {
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
+func apply(conn *kernel.Conn, s service.Snapshot) error {
+	batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, s), time.Time{})
+	return conn.Apply(batch)
+}
+
+// tryOwner tells whether tables can have an owner.
+func tryOwner(conn *kernel.Conn) error {
+	if err := apply(conn, service.Snapshot{Node: &service.Node{}}); err != nil {
 		return err
 	}
-	defer conn.Close()
-	config := ruleset.Config{Table: ruleset.DefaultTable}
-	batch, _ := nft.State{}.Plan(ruleset.Compile(config, f.snapshot()), time.Time{})
-	return errors.Join(conn.Apply(batch), conn.DeleteTables(ruleset.DefaultTable))
-}
-
-// tryOwner tells whether tables can have an owner, which Linux has since 6.9.
-func tryOwner() Finding {
-	const probe = "kernel: owned tables"
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return failed(probe, err)
-	}
-	defer conn.Close()
-	batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable},
-		service.Snapshot{Node: &service.Node{}}), time.Time{})
-	if err := conn.Apply(batch); err != nil {
-		return failed(probe, err)
-	}
 	owned, err := conn.Owned(nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable})
-	switch {
-	case err != nil:
-		return failed(probe, err)
-	case !owned:
-		return yellow(probe, "the kernel has none (Linux has them since 6.9)", "other programs can change nftproxy's "+
-			"tables; it repairs them within a second")
+	if err == nil && !owned {
+		return errors.New("the kernel has none (Linux has them since 6.9)")
 	}
-	return green(probe, "works")
+	return err
 }
 
-// trial is a feature of the kernel that the rules can do without. The daemon tries it in the same way.
+// trial tries something that a kernel may not have.
 type trial struct {
 	probe string
 	try   func(*kernel.Conn) error
-	// without says what is missing without it.
+	// without says what is missing without it; needed says that nothing works then.
 	without string
+	needed  bool
 }
 
+// trials are of what the rules can do without. The daemon tries it in the same way.
 func trials() []trial {
 	return []trial{
-		{"kernel: counters", (*kernel.Conn).TryCounters, "the rules have no counters: nftproxy top, and the metrics and " +
-			"events of refusals, stay empty"},
-		{"kernel: labels of connections", (*kernel.Conn).TryLabels, "the rules use a bit of the packet mark for what is to " +
-			"be masqueraded, as kube-proxy does: other programs' marks may get into each other's way with it"},
-		{"kernel: time-outs of connections", (*kernel.Conn).TryTimeouts, "Services with the annotations " +
-			"nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an event says so"},
+		{probe: "kernel: owned tables", try: tryOwner, without: "other programs can change nftproxy's tables; it repairs " +
+			"them within a second"},
+		{probe: "kernel: counters", try: (*kernel.Conn).TryCounters, without: "the rules have no counters: nftproxy top, " +
+			"and the metrics and events of refusals, stay empty"},
+		{probe: "kernel: labels of connections", try: (*kernel.Conn).TryLabels, without: "the rules use a bit of the " +
+			"packet mark for what is to be masqueraded, as kube-proxy does: other programs' marks may get into each other's " +
+			"way with it"},
+		{probe: "kernel: time-outs of connections", try: (*kernel.Conn).TryTimeouts, without: "Services with the " +
+			"annotations nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an " +
+			"event says so"},
 	}
 }
 
 func (t trial) check() Finding {
 	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return failed(t.probe, err)
+	if err == nil {
+		defer conn.Close()
+		err = t.try(conn)
 	}
-	defer conn.Close()
-	if err := t.try(conn); err != nil {
-		return yellow(t.probe, err.Error(), t.without)
+	switch {
+	case err == nil:
+		return green(t.probe, "works")
+	case t.needed:
+		return red(t.probe, err.Error(), t.without)
 	}
-	return green(t.probe, "works")
+	return yellow(t.probe, err.Error(), t.without)
 }

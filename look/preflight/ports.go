@@ -2,22 +2,16 @@ package preflight
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/node/hostaddr"
 	"nftproxy/node/otherproxy"
 	"nftproxy/node/tablekeeper"
 )
@@ -84,53 +78,18 @@ func (o Options) listeners(address string) ([]netip.AddrPort, error) {
 	host = host.Unmap()
 	all := !host.IsValid() || host.IsUnspecified()
 	var found []netip.AddrPort
-	for _, file := range []string{"tcp", "tcp6"} {
-		text, err := os.ReadFile(filepath.Join(o.Proc, "thread-self/net", file))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // a kernel without IPv6
+	err = hostaddr.Sockets(o.Proc, []string{"tcp", "tcp6"}, func(at netip.AddrPort, listens bool) {
+		if !listens || int(at.Port()) != want.Port || !all && !at.Addr().IsUnspecified() && at.Addr() != host {
+			return
 		}
-		if err != nil {
-			return nil, err
-		}
-		for _, at := range listening(string(text)) {
-			if int(at.Port()) != want.Port || !all && !at.Addr().IsUnspecified() && at.Addr() != host {
-				continue
+		if at.Addr().IsUnspecified() { // one of both families takes connections to 127.0.0.1, too
+			loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+			if host.Is6() && !all {
+				loopback = netip.IPv6Loopback()
 			}
-			if at.Addr().IsUnspecified() { // one of both families takes connections to 127.0.0.1, too
-				loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-				if host.Is6() && !all {
-					loopback = netip.IPv6Loopback()
-				}
-				at = netip.AddrPortFrom(loopback, at.Port())
-			}
-			found = append(found, at)
+			at = netip.AddrPortFrom(loopback, at.Port())
 		}
-	}
-	return found, nil
-}
-
-// listening returns the addresses of the listening sockets in a file such as /proc/net/tcp. There each 32 bits of an
-// address are a hexadecimal number in the order of the processor's bytes (net/ipv4/tcp_ipv4.c, get_openreq4 and
-// tcp6_seq_show).
-func listening(text string) (found []netip.AddrPort) {
-	const stateListen = "0A"
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		if len(fields) < 4 || fields[3] != stateListen {
-			continue
-		}
-		address, number, _ := strings.Cut(fields[1], ":")
-		bytes, err := hex.DecodeString(address)
-		port, portErr := strconv.ParseUint(number, 16, 16)
-		if err != nil || portErr != nil || len(bytes)%4 != 0 {
-			continue
-		}
-		for word := range slices.Chunk(bytes, 4) {
-			binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
-		}
-		if a, ok := netip.AddrFromSlice(bytes); ok {
-			found = append(found, netip.AddrPortFrom(a.Unmap(), uint16(port)))
-		}
-	}
-	return found
+		found = append(found, at)
+	})
+	return found, err
 }

@@ -65,12 +65,13 @@ type Interface struct {
 	Master string
 	// Calls is what a bridge itself says of Bridged.Calls.
 	Calls ip.PerFamily[bool]
+	// Promiscuous says that a bridge takes all packets, whoever they are for. Hairpin says that a bridge may send a packet
+	// back by this port, by which it came.
+	Promiscuous, Hairpin bool
 	// Addressed says for each family whether the interface has an address that is not for the link only.
 	Addressed ip.PerFamily[bool]
 	// Tagged says that a port gets packets of a bridge with a VLAN's tag.
 	Tagged bool
-
-	index int
 }
 
 // triesInARow is how often an interrupted dump is repeated.
@@ -175,7 +176,8 @@ func interfaces() ([]Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	calls, err := bridgeCalls()
+	slices.SortFunc(links, func(a, b netlink.Link) int { return a.Attrs().Index - b.Attrs().Index })
+	calls, hairpins, err := bridging()
 	if err != nil {
 		return nil, err
 	}
@@ -203,14 +205,12 @@ func interfaces() ([]Interface, error) {
 		list = append(list, Interface{
 			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0,
 			Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0, Master: names[a.MasterIndex], Calls: calls[a.Index],
-			index:     a.Index,
-			Addressed: addressed[a.Index],
+			Promiscuous: a.Promisc != 0, Hairpin: hairpins[a.Index], Addressed: addressed[a.Index],
 			Tagged: filtering[a.MasterIndex] && slices.ContainsFunc(vlans[int32(a.Index)], func(v *nl.BridgeVlanInfo) bool {
 				return !v.EngressUntag()
 			}),
 		})
 	}
-	slices.SortFunc(list, func(a, b Interface) int { return a.index - b.index })
 	return list, nil
 }
 
@@ -233,26 +233,30 @@ func addressed() (map[int]ip.PerFamily[bool], error) {
 	return found, nil
 }
 
-// bridgeCalls returns what each bridge itself says of the packets that rules see, by its number.
-func bridgeCalls() (map[int]ip.PerFamily[bool], error) {
+// bridging returns what each bridge itself says of the packets that rules see, and which ports are in hairpin mode, by
+// their numbers.
+func bridging() (calls map[int]ip.PerFamily[bool], hairpins map[int]bool, err error) {
 	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	found := map[int]ip.PerFamily[bool]{}
+	calls, hairpins = map[int]ip.PerFamily[bool]{}, map[int]bool{}
 	for _, m := range messages {
 		link := nl.DeserializeIfInfomsg(m)
-		values := attributes(attributes(attributes(m[link.Len():])[unix.IFLA_LINKINFO])[nl.IFLA_INFO_DATA])
-		kind := attributes(attributes(m[link.Len():])[unix.IFLA_LINKINFO])[nl.IFLA_INFO_KIND]
-		if strings.TrimRight(string(kind), "\x00") != "bridge" {
-			continue
+		info := attributes(attributes(m[link.Len():])[unix.IFLA_LINKINFO])
+		is := func(values map[uint16][]byte, name uint16) bool { v := values[name]; return len(v) == 1 && v[0] != 0 }
+		if unix.ByteSliceToString(info[nl.IFLA_INFO_KIND]) == "bridge" {
+			values := attributes(info[nl.IFLA_INFO_DATA])
+			calls[int(link.Index)] = ip.PerFamily[bool]{is(values, nl.IFLA_BR_NF_CALL_IPTABLES),
+				is(values, nl.IFLA_BR_NF_CALL_IP6TABLES)}
 		}
-		is := func(name uint16) bool { v := values[name]; return len(v) == 1 && v[0] != 0 }
-		found[int(link.Index)] = ip.PerFamily[bool]{is(nl.IFLA_BR_NF_CALL_IPTABLES), is(nl.IFLA_BR_NF_CALL_IP6TABLES)}
+		if unix.ByteSliceToString(info[nl.IFLA_INFO_SLAVE_KIND]) == "bridge" {
+			hairpins[int(link.Index)] = is(attributes(info[nl.IFLA_INFO_SLAVE_DATA]), nl.IFLA_BRPORT_MODE)
+		}
 	}
-	return found, nil
+	return calls, hairpins, nil
 }
 
 // typeMask leaves out the flags of an attribute's type (NLA_TYPE_MASK in uapi/linux/netlink.h).

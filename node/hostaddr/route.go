@@ -96,3 +96,18 @@ func byDefault(a netip.Addr) bool {
 	ones, _ := dst.Mask.Size()
 	return ones == 0
 }
+
+// OnLink returns the interfaces on whose link the addresses are, each once. Those of the node itself are on none.
+func OnLink(addrs []netip.Addr) ([]string, error) {
+	var devices []string
+	for _, a := range addrs {
+		r, err := Lookup(a)
+		if err != nil {
+			return nil, err
+		}
+		if !r.Local && !r.Via.IsValid() && r.Device != "" && !slices.Contains(devices, r.Device) {
+			devices = append(devices, r.Device)
+		}
+	}
+	return devices, nil
+}
