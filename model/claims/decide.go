@@ -12,7 +12,7 @@ import (
 )
 
 // Within says whether the lists that a service asks for are within the bounds on all services.
-type Within struct{ Sources, Ranges func(*service.Service) bool }
+type Within struct{ Sources, Ranges func(service.Name) bool }
 
 // Decide decides what is touched, and puts what has changed into the Conflicts, Owners and Restrictions of a snapshot.
 func (c *Book) Decide(s *service.Snapshot, lists Within) {
@@ -20,15 +20,6 @@ func (c *Book) Decide(s *service.Snapshot, lists Within) {
 		return
 	}
 	c.settle()
-	admitted, sources := map[*service.Service]bool{}, lists.Sources
-	lists.Sources = func(s *service.Service) bool { // once, since it costs all addresses of the service
-		is, known := admitted[s]
-		if !known {
-			is = sources(s)
-			admitted[s] = is
-		}
-		return is
-	}
 	r := &round{Book: c, last: s, Within: lists, owners: map[service.ClaimKey]service.Name{}}
 	for _, family := range ip.Families() { // numbers of the node matter to the node's addresses
 		if numbers := c.touched[family.Unspecified()]; numbers != nil {
@@ -182,7 +173,7 @@ func (d *deliberation) contest(at socket) *contest {
 	}
 	c = d.contestIn(d.after, at.claim(d.addr))
 	d.contests[at] = c
-	if owner := c.winner(); c.claim.IsRange() && owner.by != nil && d.Ranges(owner.by.service) &&
+	if owner := c.winner(); c.claim.IsRange() && owner.by != nil && d.Ranges(owner.name()) &&
 		d.protection(owner, c) == "" {
 		c.inForce = owner.ranges(at.protocol)
 	}
@@ -246,7 +237,7 @@ func (d *deliberation) rule(r right, c *contest) {
 	case restricting.by == nil, restricting.by == r.by, restricting.retained() && !r.retained(), c.claim.Protocol == 0:
 	case c.guard.Servers != nil && r.rank != asClusterIP: // no other service shuts the node out
 	default:
-		v.behind, v.closed = restricting, !d.Sources(restricting.by.service)
+		v.behind, v.closed = restricting, !d.Sources(restricting.name())
 	}
 	d.rulings = append(d.rulings, v)
 }

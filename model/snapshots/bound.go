@@ -38,13 +38,9 @@ type sizeOf func(*service.Port, ip.Family) int
 
 // boundedBy does it with lists of that size.
 func boundedBy(s *service.Service, limit int, size sizeOf) (*service.Service, *service.LeftOut) {
-	most := 0
-	for i := range s.Ports {
-		most += 1 + 2*(size(&s.Ports[i], ip.V4)+size(&s.Ports[i], ip.V6))
-	}
 	// Two for the node ports of both families, and one for each whole cluster IP.
 	ways := 2 + len(s.ClusterIPs) + len(s.LoadBalancerIPs) + len(s.ExternalIPs)
-	if most*ways+len(s.ClusterIPs)+pairs(s) <= limit && len(s.Ports)*ways+len(s.ClusterIPs) <= service.MaxClaims {
+	if elementsOf(s, size) <= limit && len(s.Ports)*ways+len(s.ClusterIPs) <= service.MaxClaims {
 		return s, nil
 	}
 	b := budget{left: limit - len(s.ClusterIPs), claims: service.MaxClaims - len(s.ClusterIPs), service: s, size: size}
@@ -75,17 +71,8 @@ func boundedBy(s *service.Service, limit int, size sizeOf) (*service.Service, *s
 // claimable returns the part of a service that would fit the limit without
 // endpoints. The service makes claims for this part. All of bounded is in it.
 func claimable(s *service.Service, limit int) *service.Service {
-	if n := len(s.ClusterIPs) + len(s.Ports)*(2+len(s.ClusterIPs)+len(s.LoadBalancerIPs)+
-		len(s.ExternalIPs)); n <= service.MaxClaims && n+pairs(s) <= limit {
-		return s
-	}
-	bare := *s
-	bare.Ports = slices.Clone(s.Ports)
-	for i := range bare.Ports {
-		bare.Ports[i].Endpoints = service.Endpoints{}
-	}
-	claimable, _ := boundedBy(&bare, limit, (*service.Port).Count)
-	return claimable
+	part, _ := boundedBy(s, limit, func(*service.Port, ip.Family) int { return 0 })
+	return part
 }
 
 // budget is the rest of a limit on the way through a service.

@@ -41,9 +41,9 @@ func NewBuilder(node service.Node) *Builder {
 	return &Builder{
 		snapshot: service.Snapshot{Node: &node},
 		limit:    service.DefaultMaxElements, elements: newElements(service.DefaultMaxAllElements),
-		affinity:    newAffinity(service.DefaultMaxAffinityPorts),
-		sourceLists: newQuota(service.DefaultMaxSourceLists, sourceList),
-		rangeLists:  newQuota(service.DefaultMaxRangeLists, rangeList), claims: claims.NewBook(),
+		affinity:    affinity{newQuota[amount](service.DefaultMaxAffinityPorts)},
+		sourceLists: newQuota[sourceListKey](service.DefaultMaxSourceLists),
+		rangeLists:  newQuota[rangeListKey](service.DefaultMaxRangeLists), claims: claims.NewBook(),
 	}
 }
 
@@ -61,13 +61,13 @@ func (b *Builder) SetMaxAllElements(limit int) {
 // SetMaxAffinityPorts sets the bound on the ports of all services that have session
 // affinity, 1 or more. The services of one namespace may have a quarter of it. It must
 // be called before the first service is set.
-func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limit) }
+func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = affinity{newQuota[amount](limit)} }
 
 // SetMaxSourceLists sets the bound on different lists of source ranges, 1 or more. The
 // services of one namespace may have a quarter of it. It must be called before the first
 // service is set.
 func (b *Builder) SetMaxSourceLists(limit int) {
-	b.sourceLists = newQuota(limit, sourceList)
+	b.sourceLists = newQuota[sourceListKey](limit)
 }
 
 // Expect allocates memory for changes of n services. That saves time if n is large, as at the
@@ -201,10 +201,10 @@ func (b *Builder) Take(p Prepared) {
 		return
 	}
 	b.edit(p.name)
-	b.elements.replace(p.old, p.next, p.asks)
-	b.affinity.replace(p.old, p.next)
-	b.sourceLists.replace(p.old, p.next)
-	b.rangeLists.replace(p.old, p.next)
+	b.elements.replace(p.name, p.next, p.asks)
+	b.affinity.replace(p.name, p.next)
+	b.sourceLists.replace(p.name, p.next, sourceList(p.next))
+	b.rangeLists.replace(p.name, p.next, rangeList(p.next))
 	var part *service.Service
 	if p.next != nil {
 		part = claimable(p.next, b.limit)
@@ -216,7 +216,7 @@ func (b *Builder) Take(p Prepared) {
 // source or port ranges, by the edits of others.
 func (b *Builder) followQuotas() {
 	for _, moved := range [][]age{b.sourceLists.takeMoved(), b.rangeLists.takeMoved(), b.affinity.takeMoved(),
-		b.elements.takeMoved()} {
+		b.elements.plain.takeMoved(), b.elements.slots.takeMoved()} {
 		for _, r := range moved {
 			if b.Service(r.name()) != nil {
 				b.edit(r.name())
@@ -246,13 +246,13 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 			served = &hashed
 		}
 		served, left = b.elements.bounded(served, b.limit)
-		if !b.sourceLists.admits(s) {
+		if !b.sourceLists.admits(name) {
 			closed = &service.ClosedSources{Limit: b.sourceLists.limit}
 			shut := *served
 			shut.Sources, shut.Options.SourceRanges = s.Sources.Closed(), s.Options.SourceRanges.Closed()
 			served = &shut
 		}
-		if !b.rangeLists.admits(s) {
+		if !b.rangeLists.admits(name) {
 			served, unserved = withoutRanges(served), &service.UnservedRanges{Limit: b.rangeLists.limit}
 		}
 		list = b.ejected.At(name).Over(b.growing.At(name))

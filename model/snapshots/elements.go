@@ -1,7 +1,6 @@
 package snapshots
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
@@ -21,18 +20,13 @@ func (a amount) size() int { return a.n }
 type elements struct {
 	// plain is the elements of services without slots beyond UncountedElements, slots those that slots add.
 	plain, slots quota[amount]
-	// asks has what each service asks for, of those that ask for something.
-	asks map[service.Name]elementDemand
 }
 
 // elementDemand is what a service asks for of both quotas.
 type elementDemand struct{ plain, slots int }
 
 func newElements(limit int) elements {
-	e := elements{asks: map[service.Name]elementDemand{}}
-	e.plain = newQuota(limit, func(s *service.Service) amount { return amountOf(s.Name, e.asks[s.Name].plain) })
-	e.slots = newQuota(limit, func(s *service.Service) amount { return amountOf(s.Name, e.asks[s.Name].slots) })
-	return e
+	return elements{newQuota[amount](limit), newQuota[amount](limit)}
 }
 
 // amountOf is the zero value, which asks for nothing, where n is 0.
@@ -43,28 +37,16 @@ func amountOf(name service.Name, n int) amount {
 	return amount{name, n}
 }
 
-// replace replaces the version old of a service by s, which asks for that much. Either may be nil.
-func (e *elements) replace(old, s *service.Service, asks elementDemand) {
-	name := cmp.Or(s, old).Name
-	before := e.asks[name]
-	if asks == (elementDemand{}) {
-		delete(e.asks, name)
-	} else {
-		e.asks[name] = asks
-	}
-	e.plain.change(old, s, amountOf(name, before.plain), amountOf(name, asks.plain))
-	e.slots.change(old, s, amountOf(name, before.slots), amountOf(name, asks.slots))
-}
-
-// takeMoved returns the services of which others have changed what they get, since the last call.
-func (e *elements) takeMoved() []age {
-	return append(e.plain.takeMoved(), e.slots.takeMoved()...)
+// replace does it for the version s of a service, which asks for that much; it is nil if the service goes.
+func (e *elements) replace(name service.Name, s *service.Service, asks elementDemand) {
+	e.plain.replace(name, s, amountOf(name, asks.plain))
+	e.slots.replace(name, s, amountOf(name, asks.slots))
 }
 
 // bounded returns the part of the service that it may have, and a count of the rest. Without room for its slots it has
 // none, without room for its elements it has UncountedElements.
 func (e *elements) bounded(s *service.Service, limit int) (*service.Service, *service.LeftOut) {
-	plain, slots := e.plain.admits(s), e.slots.admits(s)
+	plain, slots := e.plain.admits(s.Name), e.slots.admits(s.Name)
 	if !slots {
 		random := *s
 		random.SlotLimit = service.NoSlots

@@ -10,15 +10,14 @@ import (
 // affinity decides which services have the session affinity that they ask for, on some ports.
 type affinity struct{ quota[amount] }
 
-// newAffinity has a service with more ports than a namespace may have ask for nothing: it would only keep younger
-// services from being admitted.
-func newAffinity(limit int) affinity {
-	return affinity{newQuota(limit, func(s *service.Service) (d amount) {
-		if n := affinityPorts(s); n > 0 && n <= service.NamespaceShare(limit) {
-			d = amount{s.Name, n}
-		}
-		return d
-	})}
+// replace does it for the version s of a service, nil if the service goes. One with more ports than a namespace may
+// have asks for nothing: it would only keep younger services from being admitted.
+func (a *affinity) replace(name service.Name, s *service.Service) {
+	n := affinityPorts(s)
+	if n > service.NamespaceShare(a.limit) {
+		n = 0
+	}
+	a.quota.replace(name, s, amountOf(name, n))
 }
 
 // affinityPorts is the number of ports for which a service asks for affinity. The
@@ -38,8 +37,8 @@ func (a *affinity) reasonWithout(s *service.Service) *service.WithoutAffinity {
 		return nil
 	}
 	namespace, _ := s.Name.Split()
-	own := a.namespaces[namespace]
-	switch d := a.of(s); {
+	own, d := a.namespaces[namespace], amount{s.Name, n}
+	switch {
 	case own == nil || own.admitted[d] == "":
 		return &service.WithoutAffinity{Ports: n, Limit: service.NamespaceShare(a.limit), Namespace: true}
 	case a.all.admitted[d] == "":

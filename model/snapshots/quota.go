@@ -22,8 +22,8 @@ type demand interface {
 // away, and visits the services that make these.
 type quota[D demand] struct {
 	limit int
-	// of is the demand of a service, which may be nil.
-	of func(*service.Service) D
+	// asks has what each service asks for, of those that ask for something.
+	asks map[service.Name]asking[D]
 	// services has all services that make each demand.
 	services   map[D]ageSet
 	namespaces map[string]*tier[D]
@@ -33,34 +33,41 @@ type quota[D demand] struct {
 	moved []age
 }
 
-func newQuota[D demand](limit int, of func(*service.Service) D) quota[D] {
-	return quota[D]{limit: limit, of: of, services: map[D]ageSet{}, namespaces: map[string]*tier[D]{},
-		all: newTier[D](limit)}
+// asking is what a service asks for, and its age; the zero value is nothing.
+type asking[D demand] struct {
+	demand D
+	age    age
 }
 
-// admits says whether the service has what it asks for, or asks for nothing. It may be nil.
-func (q *quota[D]) admits(s *service.Service) bool {
-	var none D
-	d := q.of(s)
-	return d == none || q.all.admitted[d] != ""
+func newQuota[D demand](limit int) quota[D] {
+	asks := map[service.Name]asking[D]{}
+	return quota[D]{limit: limit, asks: asks, services: map[D]ageSet{}, namespaces: map[string]*tier[D]{},
+		all: newTier(limit, asks)}
 }
 
-// replace replaces the version old of a service by s. Either may be nil.
-func (q *quota[D]) replace(old, s *service.Service) {
-	q.change(old, s, q.of(old), q.of(s))
+// admits says whether the service has what it asks for, or asks for nothing.
+func (q *quota[D]) admits(name service.Name) bool {
+	one, asks := q.asks[name]
+	return !asks || q.all.admitted[one.demand] != ""
 }
 
-// change does it for what the two versions ask for.
-func (q *quota[D]) change(old, s *service.Service, before, after D) {
-	var none D
-	if before == after && (before == none || ageOf(old) == ageOf(s)) {
+// replace replaces what a service asks for by what its version s does, which is nil if the service goes.
+func (q *quota[D]) replace(name service.Name, s *service.Service, d D) {
+	var next, none asking[D]
+	if d != none.demand {
+		next = asking[D]{d, ageOf(s)}
+	}
+	before := q.asks[name]
+	if before == next {
 		return
 	}
 	if before != none {
-		q.set(before, ageOf(old), false)
+		delete(q.asks, name)
+		q.set(before, false)
 	}
-	if after != none {
-		q.set(after, ageOf(s), true)
+	if next != none {
+		q.asks[name] = next
+		q.set(next, true)
 	}
 	for _, c := range q.all.changes() {
 		if !c.turns() {
@@ -73,15 +80,15 @@ func (q *quota[D]) change(old, s *service.Service, before, after D) {
 }
 
 // set adds a service to those that make a demand, or removes it.
-func (q *quota[D]) set(d D, r age, add bool) {
-	setMember(q.services, d, r, add)
-	namespace, _ := r.name().Split()
+func (q *quota[D]) set(one asking[D], add bool) {
+	setMember(q.services, one.demand, one.age, add)
+	namespace, _ := one.age.name().Split()
 	own, known := q.namespaces[namespace]
 	if !known {
-		own = newTier[D](service.NamespaceShare(q.limit))
+		own = newTier(service.NamespaceShare(q.limit), q.asks)
 		q.namespaces[namespace] = own
 	}
-	own.set(d, r, add)
+	own.set(one.demand, one.age, add)
 	for _, c := range own.changes() {
 		if c.before != "" {
 			q.all.set(c.demand, c.before, false)
@@ -142,9 +149,10 @@ func setMember[D demand](sets map[D]ageSet, d D, r age, add bool) {
 // tier is the bound of one namespace, or that of all. It admits demands, each by the oldest service that makes it.
 type tier[D demand] struct {
 	queue queue
-	// askers has the services that make each demand, demands the demand of each service.
-	askers  map[D]ageSet
-	demands map[age]D
+	// asks are those of the quota.
+	asks map[service.Name]asking[D]
+	// askers has the services that make each demand.
+	askers map[D]ageSet
 	// admitted has the demands that are admitted, each by its oldest service, as of the last
 	// call of changes.
 	admitted map[D]age
@@ -161,8 +169,8 @@ type demandChange[D demand] struct {
 // turns says whether the demand is admitted now and was not before, or the other way round.
 func (c demandChange[D]) turns() bool { return (c.before == "") != (c.after == "") }
 
-func newTier[D demand](limit int) *tier[D] {
-	return &tier[D]{queue: queue{limit: limit}, askers: map[D]ageSet{}, demands: map[age]D{}, admitted: map[D]age{}}
+func newTier[D demand](limit int, asks map[service.Name]asking[D]) *tier[D] {
+	return &tier[D]{queue: queue{limit: limit}, asks: asks, askers: map[D]ageSet{}, admitted: map[D]age{}}
 }
 
 // set adds a service to those that make a demand, or removes it. A service makes one at most.
@@ -170,11 +178,6 @@ func (t *tier[D]) set(d D, r age, add bool) {
 	before, _, _ := t.askers[d].First()
 	setMember(t.askers, d, r, add)
 	after, _, _ := t.askers[d].First()
-	if add {
-		t.demands[r] = d
-	} else {
-		delete(t.demands, r)
-	}
 	if before != after {
 		if before != "" {
 			t.queue.set(before, 0)
@@ -189,8 +192,8 @@ func (t *tier[D]) set(d D, r age, add bool) {
 // changes returns what has changed since its last call.
 func (t *tier[D]) changes() []demandChange[D] {
 	for _, r := range t.queue.admit() {
-		if d, asks := t.demands[r]; asks {
-			t.touched = append(t.touched, d)
+		if one, asks := t.asks[r.name()]; asks {
+			t.touched = append(t.touched, one.demand)
 		}
 	}
 	var changes []demandChange[D]
