@@ -207,28 +207,38 @@ func (x *explainer) factsOf(s *nft.Step, w *nft.Way) map[string]func() string {
 	update, _ := statement[nft.Update](s.Rule)
 	to := s.Destination.Addr()
 	return map[string]func() string{
-		"to":            to.String,
-		"client":        x.question.Packet.Src.Addr().String,
-		"port":          func() string { return fmt.Sprint(s.Destination.Port()) },
-		"service":       func() string { return x.frontend.Service },
-		"owner":         func() string { return clean(x.clusterIPOwner(to)) },
-		"key":           func() string { return x.keyText(s) },
-		"frontend":      func() string { return x.sayFrontend(s) },
-		"set":           func() string { return clean(setOf(s)) },
-		"missing":       func() string { return x.missing(s) },
-		"whose":         func() string { return x.whoseRanges(s) },
-		"port ranges":   func() string { return x.portRangesText(s.Chain) },
-		"source ranges": func() string { return cmp.Or(x.rangesText(s.Chain), "no address of this family") },
-		"range":         func() string { return rangeOf(s).String() },
-		"condition":     func() string { return x.condition(s) },
-		"no pod":        func() string { return x.noPod(s) },
-		"why all":       func() string { return x.whyMarkAll(s) },
-		"chosen":        func() string { return x.chosen(w) },
-		"end":           func() string { return w.Ends[0].To.Addr().String() },
-		"next":          s.Rule.NextChain,
-		"fills":         func() string { return clean(update.Map) },
-		"fills for":     update.Timeout.String,
-		"time-outs":     func() string { return timeoutsText(s) },
+		"to":       to.String,
+		"client":   x.question.Packet.Src.Addr().String,
+		"port":     func() string { return fmt.Sprint(s.Destination.Port()) },
+		"service":  func() string { return x.frontend.Service },
+		"owner":    func() string { return clean(x.clusterIPOwner(to)) },
+		"key":      func() string { return x.keyText(s) },
+		"frontend": func() string { return x.sayFrontend(s) },
+		"set":      func() string { return clean(setOf(s)) },
+		"missing":  func() string { return x.missing(s) },
+		"whose":    func() string { return x.whoseRanges(s) },
+		"source ranges": func() string {
+			return cmp.Or(x.rangesText(ruleset.SourceSet(s.Chain)), "no address of this family")
+		},
+		"port ranges": func() string {
+			if x.contents.Sets[s.Chain] == nil {
+				return "of no set"
+			}
+			return x.rangesText(s.Chain)
+		},
+		"range": func() string {
+			m, _ := statement[nft.MatchAddr](s.Rule)
+			return m.Prefix.String()
+		},
+		"condition": func() string { return x.condition(s) },
+		"no pod":    func() string { return x.noPod(s) },
+		"why all":   func() string { return x.whyMarkAll(s) },
+		"chosen":    func() string { return x.chosen(w) },
+		"end":       func() string { return w.Ends[0].To.Addr().String() },
+		"next":      s.Rule.NextChain,
+		"fills":     func() string { return clean(update.Map) },
+		"fills for": update.Timeout.String,
+		"time-outs": func() string { return timeoutsText(s) },
 		"looks": func() string {
 			if x.contents.Sets["port-ranges"] == nil {
 				return ""

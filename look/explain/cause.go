@@ -212,12 +212,11 @@ func (x *explainer) whyNoEndpoint() {
 		return
 	}
 	x.cause("Service %s has %s, and none may get connections", frontendText(x.frontend), plural(len(all), "endpoint"))
-	for i, e := range all {
-		if i == most {
-			x.cause("... and %d more", len(all)-most)
-			break
-		}
+	for _, e := range all[:min(len(all), most)] {
 		x.cause("endpoint %s is %s", e.Addr, x.conditions(&e))
+	}
+	if len(all) > most {
+		x.cause("... and %d more", len(all)-most)
 	}
 	x.remedyEndpoints("find out why they are not ready (readiness probes, kubectl describe pod)")
 }
@@ -290,7 +289,9 @@ func (x *explainer) whyNoneHere(fate obstacle.Fate, remedy string) {
 	if s, p := x.servicePort(); s != nil && x.facts.Objects != nil {
 		counts := share.Count(s, p, x.snapshot().Node, x.family())
 		n := cmp.Or(counts.Ready, counts.Draining)
-		unnamed := min(n, x.withoutNode(p))
+		unnamed := min(n, len(slices.DeleteFunc(x.endpointsOf(p), func(e service.Endpoint) bool {
+			return e.Node != "" || !e.TakesNew()
+		})))
 		if n -= unnamed; n > 0 {
 			elsewhere = "; " + onOtherNodes(n)
 		}
@@ -321,7 +322,7 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 			"--nftproxy-max-source-lists")
 		return
 	}
-	field, ranges := x.rangesField(s, by), x.rangesText(s.Chain)
+	field, ranges := x.rangesField(s, by), x.rangesText(ruleset.SourceSet(s.Chain))
 	letIn := obstacle.LetIn(fmt.Sprintf("the %s of Service %s", field, by), ranges, x.family())
 	if ranges != "" {
 		letIn += fmt.Sprintf(", and %s is not among them", x.question.Packet.Src.Addr())
@@ -438,13 +439,10 @@ func (x *explainer) met(p ruleset.Purpose) bool {
 
 // servesNodePorts says whether the rules looked for the packet's node port.
 func (x *explainer) servesNodePorts() bool {
-	for i := range x.ways[0].Steps {
-		s := &x.ways[0].Steps[i]
-		if p := x.purpose(s); (p == ruleset.FindNodePort || p == ruleset.FindOnLoopback) && endedAt[nft.VMap](s) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool {
+		p := x.purpose(&s)
+		return (p == ruleset.FindNodePort || p == ruleset.FindOnLoopback) && endedAt[nft.VMap](&s)
+	})
 }
 
 // whyThere is about packets that reach an endpoint: why these endpoints, and why masqueraded.

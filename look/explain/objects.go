@@ -34,8 +34,7 @@ func (x *explainer) snapshot() *service.Snapshot {
 
 // service returns the Service of that name, nil if there is none.
 func (x *explainer) service(name string) *service.Service {
-	s, _ := x.snapshot().Services.Get(service.Name(name))
-	return s
+	return x.snapshot().Services.At(service.Name(name))
 }
 
 // servicePort returns the Service and port that the rules found; nil if the objects do not have them.
@@ -62,15 +61,6 @@ func (x *explainer) endpointsOf(p *service.Port) []service.Endpoint {
 		}
 	}
 	return all
-}
-
-// withoutNode counts the endpoints that may get connections and name no node.
-func (x *explainer) withoutNode(p *service.Port) int {
-	n := 0
-	for _, e := range x.endpointsOf(p) {
-		n += boolInt(e.Node == "" && e.TakesNew())
-	}
-	return n
 }
 
 // conditions puts the conditions of an endpoint into words.
@@ -111,8 +101,12 @@ func (x *explainer) whyThese(e *Explanation) {
 	for i := range all {
 		if all[i].Ready && all[i].TakesNew() {
 			ready++
-			hintedHere += boolInt(all[i].Nodes.Has(node.Name))
-			hintedZone += boolInt(all[i].Zones.Has(node.Zone))
+			if all[i].Nodes.Has(node.Name) {
+				hintedHere++
+			}
+			if all[i].Zones.Has(node.Zone) {
+				hintedZone++
+			}
 		}
 	}
 	n := len(e.Endpoints)
@@ -155,13 +149,6 @@ func (x *explainer) growing(e *Explanation, p *service.Port) {
 			x.cause("endpoint %s is growing %s", a.Addr, a.Text())
 		}
 	}
-}
-
-func boolInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // findConflicts names Services that ask for the address and port, and do not get them.
@@ -298,17 +285,12 @@ func (x *explainer) closedSources(by string) *service.ClosedSources {
 	return x.facts.Objects.ClosedSources.At(service.Name(by))
 }
 
-// rangesText lists the ranges of a chain of source ranges; it is empty if there is none of this family.
-func (x *explainer) rangesText(chain string) string {
-	set := x.contents.Sets[ruleset.SourceSet(chain)]
+// rangesText lists the ranges in a set; it is empty if there is none of this family.
+func (x *explainer) rangesText(name string) string {
+	set := x.contents.Sets[name]
 	if set == nil {
 		return ""
 	}
-	return x.elementsText(set)
-}
-
-// elementsText lists the ranges in a set.
-func (x *explainer) elementsText(set *nft.SetContents) string {
 	var texts []string
 	for _, e := range set.Elements {
 		texts = append(texts, set.Set.Key.FormatRange(x.family(), e.Key, e.KeyEnd))

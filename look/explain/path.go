@@ -202,14 +202,13 @@ func (x *explainer) stopped(h *Hop, src, dst netip.Addr, what string) (why, reme
 
 // stopText says of how many endpoints that were asked about the packet, or its answer, is stopped; empty for none.
 func (e *Explanation) stopText() string {
-	switch n := len(e.Stops); {
-	case n == 0:
-		return ""
-	case n == min(len(e.Endpoints), MostWays):
+	switch {
+	case e.Stopped():
 		return "; but this node stops the packet or its answer"
-	default:
-		return fmt.Sprintf("; but for %d of them this node stops the packet or its answer", n)
+	case len(e.Stops) > 0:
+		return fmt.Sprintf("; but for %d of them this node stops the packet or its answer", len(e.Stops))
 	}
+	return ""
 }
 
 // Stopped says whether this node stops the packet or its answer, whichever endpoint it goes to.

@@ -57,7 +57,9 @@ func (r *Result) sentence() string {
 func masqueradeText(targets []Target) string {
 	masqueraded := 0
 	for _, t := range targets {
-		masqueraded += boolInt(t.Masqueraded)
+		if t.Masqueraded {
+			masqueraded++
+		}
 	}
 	switch {
 	case masqueraded == 0:
@@ -113,10 +115,7 @@ func (e *Explanation) Text(verbose bool) string {
 
 // clientText names the client.
 func (p *Packet) clientText() string {
-	switch {
-	case p.FromNode:
-		return fmt.Sprintf("%s (%s)", p.Source, p.From)
-	case p.Interface == "":
+	if p.FromNode || p.Interface == "" {
 		return fmt.Sprintf("%s (%s)", p.Source, p.From)
 	}
 	return fmt.Sprintf("%s (%s, by %s)", p.Source, p.From, clean(p.Interface))
@@ -141,10 +140,7 @@ func (e *Explanation) writeEndpoints(b *bytes.Buffer) {
 	}
 	fmt.Fprint(b, "\nEndpoints:\n")
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
-	for i, ep := range e.Endpoints {
-		if i == mostEndpoints {
-			break
-		}
+	for _, ep := range e.Endpoints[:min(len(e.Endpoints), mostEndpoints)] {
 		masqueraded := "source address kept"
 		if ep.Masqueraded {
 			masqueraded = "masqueraded"
@@ -176,17 +172,12 @@ func (e *Explanation) writeEndpoints(b *bytes.Buffer) {
 // stepsText is a line for each step, and with verbose one for its rule and for each element.
 func stepsText(steps []Step, verbose bool) string {
 	var b bytes.Buffer
+	steps = slices.DeleteFunc(slices.Clone(steps), func(s Step) bool { return s.minor && !verbose })
 	width := 0
-	for i := range steps {
-		if verbose || !steps[i].minor {
-			width = max(width, len(steps[i].place()))
-		}
+	for _, s := range steps {
+		width = max(width, len(s.place()))
 	}
-	for i := range steps {
-		s := &steps[i]
-		if s.minor && !verbose {
-			continue
-		}
+	for _, s := range steps {
 		fmt.Fprintf(&b, "  %-*s  %s\n", width, s.place(), clean(s.Says))
 		if !verbose {
 			continue

@@ -149,15 +149,13 @@ func (x *explainer) describe(targets []Target) {
 			targets[i].Way = x.wayTo(targets[i].addr.Addr())
 		}
 	}
-	if x.facts.Objects == nil || x.frontend.Service == "" {
+	if x.facts.Objects == nil {
 		return
 	}
-	_, p := x.servicePort()
-	if p == nil {
-		return
-	}
-	for i := range targets {
-		x.about(p, &targets[i])
+	if _, p := x.servicePort(); p != nil {
+		for i := range targets {
+			x.about(p, &targets[i])
+		}
 	}
 }
 

@@ -44,15 +44,6 @@ func (x *explainer) whoseRanges(s *nft.Step) string {
 	return "which has ranges"
 }
 
-// portRangesText lists the ranges of a chain of port ranges.
-func (x *explainer) portRangesText(chain string) string {
-	set := x.contents.Sets[chain]
-	if set == nil {
-		return "of no set"
-	}
-	return x.elementsText(set)
-}
-
 // keyText is what a rule looks for in a map of frontends or ranges.
 func (x *explainer) keyText(s *nft.Step) string {
 	lookup, at := statement[nft.VMap](s.Rule)
@@ -187,12 +178,6 @@ func endedAt[T nft.Statement](s *nft.Step) bool {
 	return is
 }
 
-// rangeOf is the range of addresses that the rule is for.
-func rangeOf(s *nft.Step) netip.Prefix {
-	m, _ := statement[nft.MatchAddr](s.Rule)
-	return m.Prefix
-}
-
 // condition puts a match of a client's address or interface into words, as it was found.
 func (x *explainer) condition(s *nft.Step) string {
 	src := x.question.Packet.Src.Addr()
@@ -233,10 +218,7 @@ func held(s *nft.Step, at int) bool { return s.Matched || s.Last > at }
 
 // endText is an address and port with the protocol. ICMP has no ports.
 func endText(p nft.Packet, a netip.AddrPort) string {
-	if !hasPorts(p) {
-		return fmt.Sprintf("%s/%s", a.Addr(), nft.ProtocolText(p.Protocol))
-	}
-	return fmt.Sprintf("%s/%s", a, nft.ProtocolText(p.Protocol))
+	return targetText(p, a) + "/" + nft.ProtocolText(p.Protocol)
 }
 
 // targetText is where a packet goes: an address and port, or for ICMP an address.

@@ -98,13 +98,7 @@ func compareNumbered(a, b string) int {
 }
 
 // digits is the number of digits that a text begins with.
-func digits(s string) int {
-	n := 0
-	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
-		n++
-	}
-	return n
-}
+func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
 func chainRow(c *nft.Contents, chain *nft.Chain, users *chainUsers) ChainRow {
 	row := ChainRow{

@@ -155,21 +155,17 @@ func (f FlowFilter) selects(r *FlowRow) bool {
 		(f.Protocol == 0 || f.Protocol == r.Flow.Protocol) && (!f.Stale || r.Stale)
 }
 
-// known says whether the snapshot has the filter's Service.
-func (f FlowFilter) known(s service.Snapshot) bool {
-	if f.Service == "" {
-		return true
-	}
-	_, ok := s.Services.Get(f.Service)
-	return ok
-}
-
-// Flows returns the selected flows of the kernel's table, and the table, still open.
+// Flows returns the selected flows of the kernel's table, and the table, still open. It prints to notes what Services
+// the source has.
 func (s *FlowSource) Flows(ctx context.Context, filter FlowFilter,
 	notes io.Writer) (*conntrack.Table, []FlowRow, error) {
-	index, err := s.openIndex(ctx, filter, notes)
+	index, snapshot, err := s.Index(ctx, notes)
 	if err != nil {
 		return nil, nil, err
+	}
+	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", Plural(snapshot.Services.Len(), "service"), s)
+	if filter.Service != "" && snapshot.Services.At(filter.Service) == nil {
+		fmt.Fprintf(notes, "nftproxy: %s is not among them\n", filter.Service)
 	}
 	table, err := conntrack.Open(conntrack.Config{})
 	if err != nil {
@@ -180,19 +176,6 @@ func (s *FlowSource) Flows(ctx context.Context, filter FlowFilter,
 		return nil, nil, errors.Join(err, table.Close())
 	}
 	return table, rows, nil
-}
-
-// openIndex makes an index and prints to notes what Services it has and from where.
-func (s *FlowSource) openIndex(ctx context.Context, filter FlowFilter, notes io.Writer) (*conntrack.Index, error) {
-	index, snapshot, err := s.Index(ctx, notes)
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", Plural(snapshot.Services.Len(), "service"), s)
-	if !filter.known(snapshot) {
-		fmt.Fprintf(notes, "nftproxy: %s is not among them\n", filter.Service)
-	}
-	return index, nil
 }
 
 // FlowRow is one flow of a Service. The help promises the names in the JSON.

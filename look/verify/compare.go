@@ -60,7 +60,7 @@ func (c *comparison) compareBatch(b nft.Batch) {
 			remade[op.Set] = true
 		case nft.AddSet:
 			if !remade[op.Set.Name] {
-				c.add(difference{kind: Set, name: op.Set.Name, is: Missing, wantText: c.declaration(op)})
+				c.add(difference{kind: Set, name: op.Set.Name, is: Missing, wantText: declaration(op, op.Table)})
 			}
 		case nft.AddTimeout:
 			c.add(difference{kind: Timeout, name: op.Timeout.Name, is: Missing, wantText: timeoutText(op.Timeout, c.family)})
@@ -204,20 +204,19 @@ func (c *comparison) declared(want, set *nft.Set) string {
 	if want.MinSize > 0 {
 		s.Size = 0
 	}
-	return c.declaration(nft.AddSet{Table: c.want.ID(), Set: &s})
+	return declaration(nft.AddSet{Table: c.want.ID(), Set: &s}, c.want.ID())
 }
 
-// declaration is the text of the operation without "add" and the table.
-func (c *comparison) declaration(op nft.AddSet) string {
+// declaration is the text of an operation on a table without "add" and the table.
+func declaration(op nft.Op, table nft.TableID) string {
 	text := strings.TrimPrefix(op.Text(), "add ")
-	return strings.TrimSpace(strings.Replace(text, op.Table.String()+" ", "", 1))
+	return strings.TrimSpace(strings.Replace(text, table.String()+" ", "", 1))
 }
 
 // timeoutText is the text of an object of time-outs without "add" and the table.
 func timeoutText(t nft.Timeout, f nft.Family) string {
 	table := nft.TableID{Family: f, Name: "-"}
-	return strings.TrimSpace(strings.Replace(strings.TrimPrefix(nft.AddTimeout{Table: table, Timeout: t}.Text(), "add "),
-		table.String()+" ", "", 1))
+	return declaration(nft.AddTimeout{Table: table, Timeout: t}, table)
 }
 
 func hookText(chain *nft.Chain) string {

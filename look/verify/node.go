@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ import (
 	"nftproxy/watch"
 )
 
-// settlePeriod is the time between the two looks of  A running proxy needs less for a
+// settlePeriod is the time between the two looks of Node. A running proxy needs less for a
 // change: it notices within a second that another program has changed its tables.
 const settlePeriod = 2 * time.Second
 
@@ -152,15 +153,12 @@ func incomplete(nodeKnown bool) func(watch.Problem) error {
 // remarks say what may be behind the differences.
 func remarks(conn *kernel.Conn, table string, found *Differences) []string {
 	var list []string
-	if found.NodeRules() {
+	if slices.ContainsFunc(found.list, func(d difference) bool { return d.kind != Element }) {
 		list = append(list, "rules, chains or sets of the node differ: has run other flags, or is it another version?")
 	}
-	tables, err := conn.Tables(table)
-	if err != nil {
-		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
-	}
+	tables, tablesErr := conn.Tables(table)
 	keepers, err := tablekeeper.List()
-	if err != nil {
+	if err = cmp.Or(tablesErr, err); err != nil {
 		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
 	}
 	if !slices.ContainsFunc(tables, func(t kernel.TableInfo) bool { return keepers.Used(t.ID.Name, t.Owner) }) {

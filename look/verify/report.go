@@ -3,7 +3,6 @@ package verify
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 )
 
@@ -53,11 +52,6 @@ func (d *Differences) Report(limit int) Report {
 	return r
 }
 
-// NodeRules says whether a rule, a chain, a set or a table that all Services share differs.
-func (d *Differences) NodeRules() bool {
-	return slices.ContainsFunc(d.list, func(one difference) bool { return one.kind != Element })
-}
-
 // WriteText prints the report for people.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
@@ -65,7 +59,11 @@ func (r *Report) WriteText(w io.Writer) error {
 	for i, d := range r.Differences {
 		if i == 0 || d.Service != last {
 			last = d.Service
-			fmt.Fprintln(&b, group(last))
+			heading := "of no single Service"
+			if last != "" {
+				heading = "Service " + last
+			}
+			fmt.Fprintln(&b, heading)
 		}
 		d.writeLines(&b)
 	}
@@ -82,14 +80,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// group is the heading of a Service's differences.
-func group(service string) string {
-	if service == "" {
-		return "of no single Service"
-	}
-	return "Service " + service
 }
 
 // writeLines prints the difference on one line, and a changed object on two.

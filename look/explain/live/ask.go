@@ -61,9 +61,8 @@ func (n *Node) enter(q *explain.Question, src netip.Addr, device string) {
 	}
 	if to := q.Packet.Dst.Addr(); q.Packet.Input != "" && n.local(to) {
 		var err error
-		if q.Packet.ToInput, err = n.has(q.Packet.Input, to); err != nil {
-			n.failed = errors.Join(n.failed, err)
-		}
+		q.Packet.ToInput, err = n.has(q.Packet.Input, to)
+		n.failed = errors.Join(n.failed, err)
 	}
 	q.From = "a client outside"
 	config := ruleset.ReadBackConfig(n.facts.Tables, n.facts.Table)

@@ -224,9 +224,8 @@ func (n *Node) route(a netip.Addr) hostaddr.Route {
 	r, known := n.routes[a]
 	if !known {
 		var err error
-		if r, err = n.lookup(a); err != nil {
-			n.failed = errors.Join(n.failed, err)
-		}
+		r, err = n.lookup(a)
+		n.failed = errors.Join(n.failed, err)
 		n.routes[a] = r
 	}
 	return r
