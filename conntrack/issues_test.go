@@ -15,6 +15,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -218,7 +219,7 @@ func (k instantKernel) Own(nft.TableID) error { return nil }
 func (k instantKernel) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	return k.model.Table(want.ID()), nil
 }
-func (k instantKernel) Apply(b nft.Batch) error               { return k.model.Apply(b) }
+func (k instantKernel) Apply(b nft.Batch) error               { return strict.Apply(k.model, b) }
 func (k instantKernel) Spent() (encode, commit time.Duration) { return 0, 0 }
 func (k instantKernel) Generation() (uint32, error)           { return 0, nil }
 func (k instantKernel) Owned(nft.TableID) (bool, error)       { return true, nil }

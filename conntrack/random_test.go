@@ -14,6 +14,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -102,7 +103,7 @@ func (c *trial) sync(t *testing.T) {
 	c.checkScope(t, scope)
 	c.kernel = nft.NewModel()
 	batch, _ := nft.State{}.Plan(ruleset.Compile(*c.cfg, s), time.Time{})
-	if err := c.kernel.Apply(batch); err != nil {
+	if err := strict.Apply(c.kernel, batch); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -195,7 +196,7 @@ func (c *trial) connect(t *testing.T) {
 		return // no host sends it
 	}
 	local := func(a netip.Addr) bool { return a.IsLoopback() || c.local(a) }
-	for _, r := range c.kernel.Outcomes(p, local) {
+	for _, r := range strict.Outcomes(c.kernel, p, local) {
 		f := conntrack.Flow{Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}}
 		f.Status = []conntrack.Status{0, conntrack.SeenReply, conntrack.SeenReply | conntrack.Assured}[c.rng.IntN(3)]
 		switch r.Fate {

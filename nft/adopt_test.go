@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 )
 
 // shuffled is the model of the program with every pool in a random order, as a long
@@ -96,7 +97,7 @@ func TestAdoptTampered(t *testing.T) {
 				tamperWith(rng, m.Table(want.Table(f).ID()))
 			}
 		}
-		if err := m.Apply(nft.Batch{}); err != nil {
+		if err := strict.Apply(m, nft.Batch{}); err != nil {
 			t.Fatalf("no kernel would hold this: %v", err)
 		}
 		_, s := apply(t, m, nft.Adopt(m, want), want, epoch)
@@ -181,6 +182,6 @@ func overlapping(c *nft.Contents, e nft.Element) bool {
 	m := nft.NewModel()
 	m.Put(c)
 	elements := []nft.OwnedElement{{Element: e}}
-	return m.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: c.Table, Set: c.Sets[ranges].Set,
+	return strict.Apply(m, nft.Batch{Ops: []nft.Op{nft.AddElements{Table: c.Table, Set: c.Sets[ranges].Set,
 		Elements: elements}}}) != nil
 }

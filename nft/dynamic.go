@@ -7,20 +7,8 @@ type Learned struct {
 	Element Element
 }
 
-// Learn adds to the dynamic maps what a traced packet leaves in them. As in the kernel, an existing
-// element keeps its data, and a full map accepts no new one. A Model has no clock, so no element
-// expires.
-func (m *Model) Learn(r Result) {
-	for _, l := range r.Learned {
-		s := m.tables[l.Table].Sets[l.Element.Set]
-		if _, found := s.Elements[l.Element.Key]; !found && !s.full(0) {
-			s.Elements[l.Element.Key] = l.Element
-		}
-	}
-}
-
-// full says that the set has no room for another element once it has so many more.
-func (s *SetContents) full(more int) bool {
+// Full says that the set has no room for another element once it has so many more.
+func (s *SetContents) Full(more int) bool {
 	limited := s.Set.Dynamic || s.Set.Size > 0
 	return limited && len(s.Elements)+more >= s.Set.Limit()
 }
@@ -37,7 +25,7 @@ func (w *walk) update(t *Contents, s Update) bool {
 				added[o.Element.Key] = true
 			}
 		}
-		if !added[l.Element.Key] && set.full(len(added)) {
+		if !added[l.Element.Key] && set.Full(len(added)) {
 			return false
 		}
 	}
@@ -63,7 +51,7 @@ func (s *SetContents) find(f Family, key Value) (Element, bool) {
 		return e, found
 	}
 	for _, e := range s.Elements {
-		if s.Set.Key.eachField(f, func(at, end int) bool {
+		if s.Set.Key.EachField(f, func(at, end int) bool {
 			return e.Key[at:end] <= key[at:end] && key[at:end] <= e.KeyEnd[at:end]
 		}) {
 			return e, true
@@ -72,25 +60,9 @@ func (s *SetContents) find(f Family, key Value) (Element, bool) {
 	return Element{}, false
 }
 
-// overlaps says whether an element of an interval set has keys in common with
-// one that is there.
-func (s *SetContents) overlaps(f Family, e Element) bool {
-	if !s.Set.Interval {
-		return false
-	}
-	for _, o := range s.Elements {
-		if s.Set.Key.eachField(f, func(at, end int) bool {
-			return o.Key[at:end] <= e.KeyEnd[at:end] && e.Key[at:end] <= o.KeyEnd[at:end]
-		}) {
-			return true
-		}
-	}
-	return false
-}
-
-// eachField says whether holds is true of every field of a concatenation. It is told
+// EachField says whether holds is true of every field of a concatenation. It is told
 // where the field's bytes start and end.
-func (fs Fields) eachField(family Family, holds func(at, end int) bool) bool {
+func (fs Fields) EachField(family Family, holds func(at, end int) bool) bool {
 	at := 0
 	for _, f := range fs {
 		n := f.Len(family)

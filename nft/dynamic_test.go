@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // The keys of a table with affinity: those of a service and of its client, and both
@@ -135,7 +136,7 @@ func TestTraceLearns(t *testing.T) {
 					cmpopts.IgnoreFields(nft.Result{}, "Path")); diff != "" {
 					t.Errorf("client %d (-want +got):\n%s", step.client, diff)
 				}
-				m.Learn(r)
+				strict.Learn(m, r)
 			}
 			if r := trace(m, f, 15, 0); r.Fate != nft.Untouched || r.Learned != nil {
 				t.Errorf("a client that is not admitted: %s, learned %v", r, r.Learned)
@@ -156,7 +157,7 @@ func TestLearnInAFullMap(t *testing.T) {
 		if len(r.Learned) != 1 {
 			t.Errorf("learned %v", r.Learned)
 		}
-		m.Learn(r)
+		strict.Learn(m, r)
 	}
 	elements := m.Table(nft.TableID{Family: nft.IPv4, Name: "random"}).Sets["affinity"].Elements
 	if len(elements) != 2 {
@@ -188,7 +189,7 @@ func TestUpdateTwice(t *testing.T) {
 		table.Chains = table.Chains.Set(chain.Name, chain)
 		m := (&nft.Program{IPv4: table, IPv6: &nft.Table{Family: nft.IPv6, Name: "random"}}).Model()
 		r := trace(m, nft.IPv4, 1, 0)
-		m.Learn(r)
+		strict.Learn(m, r)
 		if n := len(m.Table(table.ID()).Sets["m"].Elements); n != c.want {
 			t.Errorf("%d elements in a map of %d, learned %v", n, c.size, r.Learned)
 		}
@@ -235,11 +236,11 @@ func TestModelRefusesSets(t *testing.T) {
 			ops  []nft.Op
 			want error // nil: any error
 		}{
-			"interval in the middle of one":  {[]nft.Op{interval(80, 80, 3, 4)}, nft.ErrExists},
-			"interval around one":            {[]nft.Op{interval(1, 100, 0, 255)}, nft.ErrExists},
-			"interval over one's end":        {[]nft.Op{interval(81, 90, 9, 10)}, nft.ErrExists},
-			"interval over one's start":      {[]nft.Op{interval(70, 80, 25, 25)}, nft.ErrExists},
-			"interval shorter than the same": {[]nft.Op{interval(80, 80, 0, 9)}, nft.ErrExists},
+			"interval in the middle of one":  {[]nft.Op{interval(80, 80, 3, 4)}, strict.ErrExists},
+			"interval around one":            {[]nft.Op{interval(1, 100, 0, 255)}, strict.ErrExists},
+			"interval over one's end":        {[]nft.Op{interval(81, 90, 9, 10)}, strict.ErrExists},
+			"interval over one's start":      {[]nft.Op{interval(70, 80, 25, 25)}, strict.ErrExists},
+			"interval shorter than the same": {[]nft.Op{interval(80, 80, 0, 9)}, strict.ErrExists},
 			"interval without end": {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), Verdict: drop})},
 				nil},
 			"interval with half an end": {[]nft.Op{add("sources", nft.Element{Key: source(90, 1),
@@ -247,22 +248,23 @@ func TestModelRefusesSets(t *testing.T) {
 			"an end without intervals": {[]nft.Op{add("affinity-endpoints", nft.Element{Key: address(f, 1),
 				KeyEnd: address(f, 1)})}, nil},
 			"delete a shorter interval": {[]nft.Op{nft.DeleteElements{Table: id, Set: sources,
-				Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 0), KeyEnd: source(81, 8)}}}}}, nft.ErrNotFound},
-			"more than fit":            {[]nft.Op{sized, three}, nft.ErrFull},
+				Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 0), KeyEnd: source(81, 8)}}}}},
+				strict.ErrNotFound},
+			"more than fit":            {[]nft.Op{sized, three}, strict.ErrFull},
 			"element of a dynamic map": {[]nft.Op{one}, nil},
 			"intervals of a protocol":  {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.L4Proto}, Interval: true})}, nil},
 			"intervals of one field with a size": {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.Daddr}, Interval: true, Size: 9})},
 				nil},
 			"dynamic intervals": {[]nft.Op{set(nft.Set{Key: clientKey, Data: target, Interval: true,
 				Dynamic: true, Size: 1})}, nil},
-			"update without data of a map": {[]nft.Op{of(func(u *nft.Update) { u.Data = nil })}, nft.ErrNotFound},
+			"update without data of a map": {[]nft.Op{of(func(u *nft.Update) { u.Data = nil })}, strict.ErrNotFound},
 			"update with data of a set": {[]nft.Op{set(nft.Set{Key: origClientKey, Dynamic: true}),
-				of(func(u *nft.Update) { u.Map = "new" })}, nft.ErrNotFound},
+				of(func(u *nft.Update) { u.Map = "new" })}, strict.ErrNotFound},
 			"dynamic map of verdicts": {[]nft.Op{set(nft.Set{Key: clientKey, Verdicts: true, Dynamic: true, Size: 1})},
 				nil},
-			"update of a map that is not there": {[]nft.Op{of(func(u *nft.Update) { u.Map = "nowhere" })}, nft.ErrNotFound},
+			"update of a map that is not there": {[]nft.Op{of(func(u *nft.Update) { u.Map = "nowhere" })}, strict.ErrNotFound},
 			"update of a set": {[]nft.Op{of(func(u *nft.Update) { u.Map = "affinity-endpoints" })},
-				nft.ErrNotFound},
+				strict.ErrNotFound},
 			"update of what is not dynamic": {[]nft.Op{of(func(u *nft.Update) { u.Map = "endpoints" })}, nil},
 			"update without time-out":       {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 0 })}, nil},
 			"update for a split second":     {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 1500 * time.Millisecond })}, nil},
@@ -273,7 +275,7 @@ func TestModelRefusesSets(t *testing.T) {
 			t.Run(fmt.Sprint(f, " ", name), func(t *testing.T) {
 				m := affinityModel(50, 51)
 				before := m.String()
-				if err := m.Apply(nft.Batch{Ops: c.ops}); err == nil || c.want != nil && !errors.Is(err, c.want) {
+				if err := strict.Apply(m, nft.Batch{Ops: c.ops}); err == nil || c.want != nil && !errors.Is(err, c.want) {
 					t.Errorf("err %v, want %v", err, c.want)
 				}
 				if diff := cmp.Diff(before, m.String()); diff != "" {
@@ -293,7 +295,7 @@ func TestModelRefusesSets(t *testing.T) {
 			"an update": {rule(update)},
 		} {
 			t.Run(fmt.Sprint(f, " ", name), func(t *testing.T) {
-				if err := affinityModel(50, 51).Apply(nft.Batch{Ops: ops}); err != nil {
+				if err := strict.Apply(affinityModel(50, 51), nft.Batch{Ops: ops}); err != nil {
 					t.Error(err)
 				}
 			})

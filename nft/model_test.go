@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // TestModelRefuses: the model refuses what a kernel refuses. Then it has nothing of the
@@ -25,39 +26,40 @@ func TestModelRefuses(t *testing.T) {
 		want error // nil: any error
 	}{
 		"delete a missing table": {nft.DeleteTable{Table: nft.TableID{Family: nft.IPv4, Name: "other"}},
-			nft.ErrNotFound},
+			strict.ErrNotFound},
 		"set in a missing table": {nft.AddSet{Table: nft.TableID{Family: nft.IPv4, Name: "other"},
-			Set: set(plainSet)}, nft.ErrNotFound},
-		"set that is there":                   {nft.AddSet{Table: id, Set: set(plainSet)}, nft.ErrExists},
-		"chain that is there":                 {nft.AddChain{Table: id, Chain: table.Chains.At("dispatch")}, nft.ErrExists},
-		"rules for a missing chain":           {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "nowhere"}}, nft.ErrNotFound},
-		"flush a missing chain":               {nft.FlushChain{Table: id, Chain: "nowhere"}, nft.ErrNotFound},
-		"delete a missing chain":              {nft.DeleteChain{Table: id, Chain: "nowhere"}, nft.ErrNotFound},
-		"delete a chain that a rule jumps to": {nft.DeleteChain{Table: id, Chain: "dispatch"}, nft.ErrBusy},
-		"delete a chain in a verdict map":     {nft.DeleteChain{Table: id, Chain: "shared-1"}, nft.ErrBusy},
+			Set: set(plainSet)}, strict.ErrNotFound},
+		"set that is there":   {nft.AddSet{Table: id, Set: set(plainSet)}, strict.ErrExists},
+		"chain that is there": {nft.AddChain{Table: id, Chain: table.Chains.At("dispatch")}, strict.ErrExists},
+		"rules for a missing chain": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "nowhere"}},
+			strict.ErrNotFound},
+		"flush a missing chain":               {nft.FlushChain{Table: id, Chain: "nowhere"}, strict.ErrNotFound},
+		"delete a missing chain":              {nft.DeleteChain{Table: id, Chain: "nowhere"}, strict.ErrNotFound},
+		"delete a chain that a rule jumps to": {nft.DeleteChain{Table: id, Chain: "dispatch"}, strict.ErrBusy},
+		"delete a chain in a verdict map":     {nft.DeleteChain{Table: id, Chain: "shared-1"}, strict.ErrBusy},
 		"jump to a base chain": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "shared-1", Rules: []nft.Rule{
 			{nft.Verdict{Code: nft.Jump, Chain: "prerouting"}},
 		}}}, nil},
 		"look up in a missing map": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "shared-1", Rules: []nft.Rule{
 			{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "nowhere"}},
-		}}}, nft.ErrNotFound},
+		}}}, strict.ErrNotFound},
 		"take a map for a set": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "shared-1", Rules: []nft.Rule{
 			{nft.InSet{Key: nft.Fields{nft.Dport}, Set: verdicts}},
-		}}}, nft.ErrNotFound},
+		}}}, strict.ErrNotFound},
 		"verdict to a missing chain": {nft.AddElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
 			Set: verdicts, Key: port(81), Verdict: toNowhere,
-		})}, nft.ErrBusy},
+		})}, strict.ErrBusy},
 		"key with another verdict": {nft.AddElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
 			Set: verdicts, Key: port(80), Verdict: drop,
-		})}, nft.ErrExists},
+		})}, strict.ErrExists},
 		"key with other data": {nft.AddElements{Table: id, Set: set(pools), Elements: elements(nft.Element{
 			Set: pools, Key: pool(nft.IPv4, 6).Prefix.WithIndex(0), Data: poolTarget(nft.IPv4, 9),
-		})}, nft.ErrExists},
+		})}, strict.ErrExists},
 		"delete a missing element": {nft.DeleteElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
 			Set: verdicts, Key: port(81),
-		})}, nft.ErrNotFound},
+		})}, strict.ErrNotFound},
 		"element of a missing set": {nft.AddElements{Table: id, Set: &nft.Set{Name: "nowhere"},
-			Elements: elements(nft.Element{})}, nft.ErrNotFound},
+			Elements: elements(nft.Element{})}, strict.ErrNotFound},
 		"key of another length": {nft.AddElements{Table: id, Set: set(plainSet), Elements: elements(nft.Element{
 			Set: plainSet, Key: address(nft.IPv6, 1),
 		})}, nil},
@@ -73,13 +75,14 @@ func TestModelRefuses(t *testing.T) {
 			before := m.String()
 			good := nft.AddElements{Table: id, Set: set(plainSet),
 				Elements: elements(nft.Element{Set: plainSet, Key: address(nft.IPv4, 7)})}
-			if err := m.Apply(nft.Batch{Ops: []nft.Op{good, c.op}}); err == nil || c.want != nil && !errors.Is(err, c.want) {
+			err := strict.Apply(m, nft.Batch{Ops: []nft.Op{good, c.op}})
+			if err == nil || c.want != nil && !errors.Is(err, c.want) {
 				t.Errorf("err %v, want %v", err, c.want)
 			}
 			if diff := cmp.Diff(before, m.String()); diff != "" {
 				t.Errorf("something is in (-before +after):\n%s", diff)
 			}
-			if err := m.Apply(nft.Batch{Ops: []nft.Op{good}}); err != nil {
+			if err := strict.Apply(m, nft.Batch{Ops: []nft.Op{good}}); err != nil {
 				t.Errorf("the rest alone: %v", err)
 			}
 		})
@@ -107,7 +110,7 @@ func TestModelAllows(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := program.Model().Apply(nft.Batch{Ops: ops}); err != nil {
+			if err := strict.Apply(program.Model(), nft.Batch{Ops: ops}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -11,6 +11,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 )
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -19,7 +20,7 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func apply(t *testing.T, m *nft.Model, s nft.State, want *nft.Program, now time.Time) (nft.Batch, nft.State) {
 	t.Helper()
 	b, next := s.Plan(want, now)
-	if err := m.Apply(b); err != nil {
+	if err := strict.Apply(m, b); err != nil {
 		t.Fatalf("the model refuses the batch: %v\n%s", err, b)
 	}
 	return b, next
@@ -103,14 +104,14 @@ func TestFamilies(t *testing.T) {
 			if n := batch.Only(first).Size() + batch.Only(second).Size(); n != batch.Size() {
 				t.Fatalf("the families have %d of %d objects", n, batch.Size())
 			}
-			if err := m.Apply(batch.Only(first)); err != nil {
+			if err := strict.Apply(m, batch.Only(first)); err != nil {
 				t.Fatal(err)
 			}
 			_, s = s.PlanTable(want.Table(first), epoch)
 			if rng.IntN(2) == 0 { // The other family fails, and the next batch makes up for it.
 				continue
 			}
-			if err := m.Apply(batch.Only(second)); err != nil {
+			if err := strict.Apply(m, batch.Only(second)); err != nil {
 				t.Fatal(err)
 			}
 			_, s = s.PlanTable(want.Table(second), epoch)
@@ -356,7 +357,7 @@ func TestIdleSets(t *testing.T) {
 		text := "\n"
 		for i, transaction := range b.Transactions() {
 			text += fmt.Sprintf("# transaction %d\n%s", i+1, transaction)
-			if err := m.Apply(transaction); err != nil {
+			if err := strict.Apply(m, transaction); err != nil {
 				t.Fatal(err)
 			}
 		}

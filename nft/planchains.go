@@ -91,11 +91,11 @@ func (c *Chain) sameRules(o *Chain, f Family) bool {
 	return slices.EqualFunc(c.Rules, o.Rules, func(a, b Rule) bool { return a.Text(f) == b.Text(f) })
 }
 
-// refersTo says whether a rule of the chain looks into the set or map, as far as
+// RefersTo says whether a rule of the chain looks into the set or map, as far as
 // that is known: an Unknown rule may look into any.
-func (c *Chain) refersTo(set string) bool {
+func (c *Chain) RefersTo(set string) bool {
 	return c.hasStatement(func(s Statement) bool {
-		name, _ := setOf(s)
+		name, _ := SetOf(s)
 		return name == set || s == Unknown{}
 	})
 }
@@ -110,9 +110,9 @@ func (c *Chain) hasStatement(holds func(Statement) bool) bool {
 	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return slices.ContainsFunc(r, holds) })
 }
 
-// setOf is the set or map that a statement refers to, and its kind as nft's
+// SetOf is the set or map that a statement refers to, and its kind as nft's
 // keyword; empty for one that refers to none.
-func setOf(s Statement) (name, kind string) {
+func SetOf(s Statement) (name, kind string) {
 	switch s := s.(type) {
 	case InSet:
 		return s.Set, "set"

@@ -97,7 +97,7 @@ func referredBy(chains treap.Map[string, *Chain], names map[string]time.Time) (s
 		unknown = unknown || c.unknown()
 		for _, r := range c.Rules {
 			for _, s := range r {
-				set, _ := setOf(s)
+				set, _ := SetOf(s)
 				sets[set] = true
 			}
 		}

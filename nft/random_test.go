@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/model/treap"
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // withSeeds runs the test with n random sources, always the same. With -short it takes a
@@ -308,7 +309,7 @@ func sendPackets(rng *rand.Rand, m *nft.Model) {
 			a, _ := netip.AddrFromSlice([]byte(address(f, rng.IntN(256))))
 			return netip.AddrPortFrom(a, uint16(port))
 		}
-		m.Learn(m.Trace(nft.Packet{Src: at(1024), Dst: at(rng.IntN(12)), Protocol: uint8(rng.IntN(10))}, nft.Host{
+		strict.Learn(m, m.Trace(nft.Packet{Src: at(1024), Dst: at(rng.IntN(12)), Protocol: uint8(rng.IntN(10))}, nft.Host{
 			Local:  func(netip.Addr) bool { return false },
 			Random: rng.Uint32N,
 		}))

@@ -13,7 +13,7 @@ package nft
 func (p *tablePlan) remakeSet(s *Set) {
 	id := p.want.ID()
 	for _, c := range p.next.applied.Chains.All() {
-		if c.refersTo(s.Name) && !p.emptied[c.Name] {
+		if c.RefersTo(s.Name) && !p.emptied[c.Name] {
 			p.rewriteChain(c)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // sizes are the declared sizes of a model's sets, as "family name".
@@ -62,7 +63,7 @@ func TestOutgrown(t *testing.T) {
 	var text string
 	for i, transaction := range b.Transactions() {
 		text += fmt.Sprintf("\n# transaction %d\n%s", i+1, transaction)
-		if err := m.Apply(transaction); err != nil {
+		if err := strict.Apply(m, transaction); err != nil {
 			t.Fatal(err)
 		}
 	}

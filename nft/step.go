@@ -161,7 +161,7 @@ func distinctEnds(ends []End) []End {
 	})
 	distinct := ends[:0]
 	for _, e := range ends {
-		if last := len(distinct) - 1; last >= 0 && distinct[last].sameAs(e.Result) {
+		if last := len(distinct) - 1; last >= 0 && distinct[last].SameAs(e.Result) {
 			distinct[last].Chance += e.Chance
 			continue
 		}

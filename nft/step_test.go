@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -124,7 +125,7 @@ func TestManyJumps(t *testing.T) {
 	}
 	last := fmt.Sprint("again-", chains)
 	c.Chains[last] = &nft.Chain{Name: last, Rules: []nft.Rule{{nft.Counter{}}}}
-	if err := m.Apply(nft.Batch{}); err != nil {
+	if err := strict.Apply(m, nft.Batch{}); err != nil {
 		t.Fatal(err)
 	}
 	packet := nft.Packet{Src: netip.MustParseAddrPort("10.0.0.9:1"), Dst: netip.MustParseAddrPort("10.96.0.1:80"),

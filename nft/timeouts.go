@@ -97,11 +97,3 @@ func (p *tablePlan) otherTimeouts() bool {
 	}
 	return false
 }
-
-func (c *Contents) addTimeout(t Timeout) error {
-	if _, there := c.Timeouts[t.Name]; there {
-		return ErrExists
-	}
-	c.Timeouts[t.Name] = t
-	return nil
-}

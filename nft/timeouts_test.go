@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/model/treap"
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // timed is a program whose chain gives the objects of these names, which say their values.
@@ -95,14 +96,14 @@ func TestTimeoutsOfModel(t *testing.T) {
 	hook := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting},
 		Rules: []nft.Rule{{nft.SetTimeout{Name: "tcp-2h"}}}}
 	rule := []nft.Op{nft.AddChain{Table: id, Chain: hook}, nft.AddRules{Table: id, Chain: hook}}
-	if err := m.Apply(nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}}, rule...)}); !errors.Is(err,
-		nft.ErrNotFound) {
+	if err := strict.Apply(m, nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}}, rule...)}); !errors.Is(err,
+		strict.ErrNotFound) {
 		t.Errorf("a rule without its object: %v", err)
 	}
-	if err := m.Apply(nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}, object}, rule...)}); err != nil {
+	if err := strict.Apply(m, nft.Batch{Ops: append([]nft.Op{nft.AddTable{Table: id}, object}, rule...)}); err != nil {
 		t.Error(err)
 	}
-	if err := m.Apply(nft.Batch{Ops: []nft.Op{object}}); !errors.Is(err, nft.ErrExists) {
+	if err := strict.Apply(m, nft.Batch{Ops: []nft.Op{object}}); !errors.Is(err, strict.ErrExists) {
 		t.Errorf("an object twice: %v", err)
 	}
 	for protocol, want := range map[uint8]string{6: "tcp-2h", 17: ""} {

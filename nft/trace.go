@@ -74,7 +74,7 @@ type Result struct {
 	Timeout string
 	// Mark is what is left in the mark of a packet that leaves.
 	Mark uint32
-	// Learned is what the packet adds to dynamic maps. Model.Learn puts it there.
+	// Learned is what the packet adds to dynamic maps.
 	Learned []Learned
 	// Path lists the rules that matched, "hook/chain: rule".
 	Path []string
@@ -107,28 +107,8 @@ func (m *Model) walk(w *walk) Result {
 	return w.result
 }
 
-// Outcomes traces the packet with every number that numgen can give and
-// returns the distinct results, without paths, sorted by destination.
-func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
-	var all []Result
-	bound := uint32(1)
-	for i := uint32(0); i < bound; i++ {
-		r := m.Trace(p, Host{Local: local, Random: func(n uint32) uint32 {
-			bound = max(bound, n)
-			return i % n
-		}})
-		r.Path, r.Learned = nil, nil
-		if !slices.ContainsFunc(all, r.sameAs) {
-			all = append(all, r)
-		}
-	}
-	slices.SortFunc(all, func(a, b Result) int {
-		return cmp.Or(a.To.Compare(b.To), strings.Compare(string(a.Fate), string(b.Fate)))
-	})
-	return all
-}
-
-func (r Result) sameAs(o Result) bool {
+// SameAs says that both are the same outcome, whatever they learned and whichever way they went.
+func (r Result) SameAs(o Result) bool {
 	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Source == o.Source &&
 		r.Timeout == o.Timeout && r.Mark == o.Mark
 }
@@ -197,7 +177,7 @@ func (w *walk) runHook(m *Model, at HookName) bool {
 		chain *Chain
 	}
 	var bases []base
-	for id, c := range m.tables {
+	for id, c := range m.Tables {
 		for _, chain := range c.Chains {
 			if id.Family == family && chain.Hook != nil && chain.Hook.Name == at {
 				bases = append(bases, base{c, chain})

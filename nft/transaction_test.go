@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // TestTransactions: carried out one after the other, the transactions do what the batch
@@ -23,7 +24,7 @@ func TestTransactions(t *testing.T) {
 			size := 0
 			for _, transaction := range b.Transactions() {
 				checkTransaction(t, m, transaction)
-				if err := m.Apply(transaction); err != nil {
+				if err := strict.Apply(m, transaction); err != nil {
 					t.Fatalf("the model refuses a transaction: %v\n%s", err, transaction)
 				}
 				size += transaction.Size()
@@ -115,7 +116,7 @@ func TestFoundChainWantedAgain(t *testing.T) {
 	}
 	for _, transaction := range transactions {
 		checkTransaction(t, m, transaction)
-		if err := m.Apply(transaction); err != nil {
+		if err := strict.Apply(m, transaction); err != nil {
 			t.Fatal(err)
 		}
 	}

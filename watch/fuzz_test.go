@@ -17,6 +17,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -180,7 +181,7 @@ func checkObjects(t *testing.T, o *fuzzedObjects) {
 		want := compiler.Compile(s)
 		var batch nft.Batch
 		batch, state = state.Plan(want, time.Time{})
-		if err := kernel.Apply(batch); err != nil {
+		if err := strict.Apply(kernel, batch); err != nil {
 			t.Fatalf("%v\n%s\n%s", err, s, batch)
 		}
 		if diff := check.Diff(want, kernel); diff != "" {

@@ -15,6 +15,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 )
 
 // largeObjects are the slices of a few Services with overlapping endpoints. A pipeline
@@ -150,7 +151,7 @@ func TestLargeServices(t *testing.T) {
 					t.Fatalf("step %d, program (-fresh +compiler):\n%s", step, cmp.Diff(want, got))
 				}
 				before := targetsByPool(m)
-				if err := m.Apply(batch); err != nil {
+				if err := strict.Apply(m, batch); err != nil {
 					t.Fatalf("step %d: %v", step, err)
 				}
 				if diff := check.Diff(fresh, m); diff != "" {

@@ -21,6 +21,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
@@ -297,7 +298,7 @@ func TestFlowsByTable(t *testing.T) {
 			if p.Dst.Addr().IsLoopback() && !p.FromNode {
 				continue // The kernel takes no such packet from a link.
 			}
-			for _, r := range kernel.Outcomes(p, local) {
+			for _, r := range strict.Outcomes(kernel, p, local) {
 				f := conntrack.Flow{
 					Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst},
 					Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},

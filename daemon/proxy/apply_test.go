@@ -15,13 +15,14 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
 // foreign makes a change as another program would.
 func (r *rig) foreign(ops ...nft.Op) {
 	r.Helper()
-	if err := r.kernel.model.Apply(nft.Batch{Ops: ops}); err != nil {
+	if err := strict.Apply(r.kernel.model, nft.Batch{Ops: ops}); err != nil {
 		r.Fatalf("foreign edit: %v", err)
 	}
 	r.kernel.generation++

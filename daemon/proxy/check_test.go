@@ -8,6 +8,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 func checking() proxy.Config {
@@ -167,7 +168,9 @@ func busyRuleset(t *testing.T) *rig {
 // read our tables. It restores a table, chain or set that goes all the same, each time.
 func TestLossBesideABusyRuleset(t *testing.T) {
 	for what, remove := range map[string]func(id nft.TableID, m *nft.Model){
-		"table": func(id nft.TableID, m *nft.Model) { _ = m.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: id}}}) },
+		"table": func(id nft.TableID, m *nft.Model) {
+			_ = strict.Apply(m, nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: id}}})
+		},
 		"chain": func(id nft.TableID, m *nft.Model) { delete(m.Table(id).Chains, "postrouting") },
 		"set":   func(id nft.TableID, m *nft.Model) { delete(m.Table(id).Sets, "hairpin") },
 	} {
@@ -193,7 +196,7 @@ func TestTableRemovedAgainAndAgain(t *testing.T) {
 		const minutes = 60
 		reads := r.kernel.reads
 		for range minutes * 60 {
-			_ = r.kernel.model.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()}}})
+			_ = strict.Apply(r.kernel.model, nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()}}})
 			r.kernel.generation++
 			r.sleep(time.Second)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // fakeKernel is a model of a kernel that refuses on command. Only one goroutine at a
@@ -119,7 +120,7 @@ func (k *fakeKernel) Apply(b nft.Batch) error {
 			return err
 		}
 	}
-	if err := k.model.Apply(b); err != nil {
+	if err := strict.Apply(k.model, b); err != nil {
 		k.refused++
 		if k.elementErrors {
 			return partsError{changed(b), err}

@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // often checks as often as DefaultConfig.
@@ -78,7 +79,7 @@ func TestFlushedEachSecond(t *testing.T) {
 		r := startWith(t, often(), newKernel(), services(3))
 		r.publishAndWait()
 		for range 100 {
-			_ = r.kernel.model.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()},
+			_ = strict.Apply(r.kernel.model, nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()},
 				nft.DeleteTable{Table: r.program().IPv6.ID()}}})
 			r.kernel.generation++
 			r.sleep(time.Second)

@@ -15,6 +15,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/otherproxy"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -255,7 +256,7 @@ func TestAffinity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.facts.Tables.Learn(w.facts.Tables.Trace(p, nft.Host{Local: w.facts.Local, Random: func(n uint32) uint32 {
+	strict.Learn(w.facts.Tables, w.facts.Tables.Trace(p, nft.Host{Local: w.facts.Local, Random: func(n uint32) uint32 {
 		return n - 1
 	}}))
 	w.facts.Expires = func(string, nft.Value) time.Duration { return 90 * time.Minute }

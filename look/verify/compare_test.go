@@ -19,6 +19,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -60,7 +61,7 @@ func TestNothingDiffers(t *testing.T) {
 
 			var batch nft.Batch
 			batch, state = state.Plan(want, time.Unix(int64(step), 0))
-			if err := kernel.Apply(batch); err != nil {
+			if err := strict.Apply(kernel, batch); err != nil {
 				t.Fatalf("seed %d, step %d: %v", seed, step, err)
 			}
 			if r := verify.Compare(want, kernel).Report(everything); !r.Same {
@@ -338,7 +339,7 @@ func TestIdleRules(t *testing.T) {
 	batch, state := nft.State{}.Plan(earlier, now)
 	apply := func() {
 		t.Helper()
-		if err := kernel.Apply(batch); err != nil {
+		if err := strict.Apply(kernel, batch); err != nil {
 			t.Fatal(err)
 		}
 	}

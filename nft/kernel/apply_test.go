@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/strict"
 )
 
 // refusals returns the errors of a batch that the kernel must refuse.
@@ -307,7 +308,7 @@ func TestLargeBatch(t *testing.T) {
 		}
 	}
 	want := nft.NewModel()
-	must(t, want.Apply(load(p)))
+	must(t, strict.Apply(want, load(p)))
 	if m.String() != want.String() {
 		t.Error("what was read differs from what was applied")
 	}

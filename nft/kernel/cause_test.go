@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/strict"
 )
 
 func TestCauses(t *testing.T) {
@@ -97,7 +98,7 @@ func TestTooLargeToSend(t *testing.T) {
 			m, err := c.Read(p)
 			must(t, err)
 			want := nft.NewModel()
-			must(t, want.Apply(load(p)))
+			must(t, strict.Apply(want, load(p)))
 			if m.String() != want.String() {
 				t.Error("what was read differs from what was applied")
 			}

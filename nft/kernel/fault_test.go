@@ -15,6 +15,7 @@ import (
 	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/lib/netlinkfault"
 )
 
@@ -264,7 +265,7 @@ func deleted(c *kernel.Conn) error {
 func modelOf(t *testing.T, b nft.Batch) string {
 	t.Helper()
 	m := nft.NewModel()
-	must(t, m.Apply(b))
+	must(t, strict.Apply(m, b))
 	return m.String()
 }
 

@@ -15,6 +15,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -232,10 +233,10 @@ func checkRead(t *testing.T, data []byte, want *nft.Program) {
 	_ = m.String()
 	ruleset.ReadBack(m, want.IPv4.Name, &service.Node{Name: "node-0"})
 	batch, _ := nft.Adopt(m, want).Plan(want, time.Time{})
-	if m.Apply(nft.Batch{}) != nil {
+	if strict.Apply(m, nft.Batch{}) != nil {
 		return // no kernel would hold this
 	}
-	if err := m.Apply(batch); err != nil {
+	if err := strict.Apply(m, batch); err != nil {
 		t.Fatalf("%v\n%s", err, batch)
 	}
 	if diff := check.Diff(want, m); diff != "" {

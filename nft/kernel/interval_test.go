@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 )
 
 const addressRanges = "address-ranges"
@@ -56,7 +57,7 @@ func TestIntervalsOfOneField(t *testing.T) {
 					p = &nft.Program{IPv4: newTable(nft.IPv4, sets(), nil, nil), IPv6: &changed}
 				}
 				b, next := state.Plan(p, timeZero)
-				must(t, model.Apply(b))
+				must(t, strict.Apply(model, b))
 				must(t, c.Apply(b))
 				state = next
 				got, err := c.Read(p)

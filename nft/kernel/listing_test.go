@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
@@ -53,7 +54,7 @@ func TestListing(t *testing.T) {
 	got := ruleset(t, cmd, ns)
 
 	model := nft.NewModel()
-	must(t, model.Apply(batch))
+	must(t, strict.Apply(model, batch))
 	for _, text := range []struct{ name, script string }{
 		{"batch", batch.String()},
 		{"program", model.String()},

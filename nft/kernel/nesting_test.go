@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 )
 
 // nested is a batch with a base chain and so many chains behind it, one behind the other: each is
@@ -57,10 +58,10 @@ func TestNesting(t *testing.T) {
 		}{{1, false, true}, {15, false, true}, {16, false, false}, {20, false, false}, {2, true, false}, {15, true, false}} {
 			_, c := open(t)
 			b := nested(test.depth, byMap, test.loop)
-			inKernel, inModel := c.Apply(b), nft.NewModel().Apply(b)
+			inKernel, inModel := c.Apply(b), strict.Apply(nft.NewModel(), b)
 			refused := errors.Is(inKernel, unix.EMLINK) || errors.Is(inKernel, unix.ELOOP)
 			if (inKernel == nil) != test.taken || refused == test.taken || (inModel == nil) != test.taken ||
-				errors.Is(inModel, nft.ErrNesting) == test.taken {
+				errors.Is(inModel, strict.ErrNesting) == test.taken {
 				t.Errorf("%+v, by maps %t: the kernel says %v, the model %v", test, byMap, inKernel, inModel)
 			}
 		}

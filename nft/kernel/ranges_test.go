@@ -11,6 +11,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -85,7 +86,7 @@ func refusesOverlaps(t *testing.T, c *kernel.Conn, p *nft.Program, model *nft.Mo
 		{32, 32, true}, {15, 15, true}, {0, 14, true},
 	} {
 		b := add(test.from, test.to)
-		inKernel, inModel := c.Apply(b), model.Apply(b)
+		inKernel, inModel := c.Apply(b), strict.Apply(model, b)
 		if inKernel == nil && !test.fits {
 			// Linux 5.10 says nothing and leaves the element out.
 			got, err := c.Read(p)
@@ -99,11 +100,11 @@ func refusesOverlaps(t *testing.T, c *kernel.Conn, p *nft.Program, model *nft.Mo
 		if (inKernel == nil) != test.fits || (inModel == nil) != test.fits {
 			t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
 		}
-		if !test.fits && (!errors.Is(inKernel, unix.EEXIST) || !errors.Is(inModel, nft.ErrExists)) {
+		if !test.fits && (!errors.Is(inKernel, unix.EEXIST) || !errors.Is(inModel, strict.ErrExists)) {
 			t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
 		}
 	}
-	if err := model.Apply(add(0, 63)); !errors.Is(err, nft.ErrExists) {
+	if err := strict.Apply(model, add(0, 63)); !errors.Is(err, strict.ErrExists) {
 		t.Errorf("%s: one that encloses others: %v", f, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
@@ -25,7 +26,7 @@ func TestReadBack(t *testing.T) {
 	batch := load(p)
 	must(t, c.Apply(batch))
 	want := nft.NewModel()
-	must(t, want.Apply(batch))
+	must(t, strict.Apply(want, batch))
 
 	got, err := c.Read(p)
 	must(t, err)
@@ -303,7 +304,7 @@ func TestReadBesideABusyRuleset(t *testing.T) {
 	p := services(n, 5)
 	must(t, c.Apply(load(p)))
 	want := nft.NewModel()
-	must(t, want.Apply(load(p)))
+	must(t, strict.Apply(want, load(p)))
 	busy := openIn(t, ns)
 	stop, stopped := make(chan struct{}), make(chan error)
 	go func() {
@@ -345,7 +346,7 @@ func TestRandomSequence(t *testing.T) {
 		p := randomProgram(r)
 		now = now.Add(time.Duration(r.IntN(8)) * time.Second)
 		batch, next := state.Plan(p, now)
-		must(t, model.Apply(batch))
+		must(t, strict.Apply(model, batch))
 		if err := c.Apply(batch); err != nil {
 			t.Fatalf("step %d: %v in batch\n%s", step, err, batch)
 		}

@@ -11,6 +11,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 )
 
 // grown is a program of services whose number of endpoints grows with the number of
@@ -37,7 +38,7 @@ func TestOutgrown(t *testing.T) {
 	for n := 1; n <= 200; n += 1 + n/8 {
 		p := grown(n)
 		b, next := s.Plan(p, timeZero)
-		must(t, want.Apply(b))
+		must(t, strict.Apply(want, b))
 		must(t, c.Apply(b))
 		s = next
 		got, err := c.Read(p)

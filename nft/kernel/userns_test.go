@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/strict"
 )
 
 // inUserNamespace is the environment variable of the process that TestInUserNamespace
@@ -79,7 +80,7 @@ func splitBatch(t *testing.T, limit int) {
 	got, err := c.Read(p)
 	must(t, err)
 	want := nft.NewModel()
-	must(t, want.Apply(batch))
+	must(t, strict.Apply(want, batch))
 	if got.String() != want.String() {
 		t.Error("what was read differs from what was applied")
 	}

@@ -17,6 +17,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -225,7 +226,7 @@ func TestAffinityOneEndpointForAllAddresses(t *testing.T) {
 		var to netip.AddrPort
 		for _, way := range append([]string{first}, ways...) {
 			r := m.Trace(nft.Packet{Protocol: 6, Src: client, Dst: netip.MustParseAddrPort(way)}, host)
-			m.Learn(r)
+			strict.Learn(m, r)
 			if r.Fate != nft.DNATed || to.IsValid() && r.To != to {
 				t.Errorf("first %s, then %s: %s, want %s", first, way, r, to)
 			}

@@ -16,6 +16,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -192,7 +193,7 @@ func TestSequences(t *testing.T) {
 		for step := range 50 {
 			s := h.next()
 			batch, next := state.Plan(c.Compile(s), now)
-			if err := m.Apply(batch); err != nil {
+			if err := strict.Apply(m, batch); err != nil {
 				t.Fatalf("step %d: %v", step, err)
 			}
 			state, now = next, now.Add(time.Duration(rng.IntN(4))*time.Second)

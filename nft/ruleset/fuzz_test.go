@@ -9,6 +9,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -44,7 +45,7 @@ func checkForeignTables(t *testing.T, rng *rand.Rand) {
 
 	m := gen.DamagedTables(rng, before, want)
 	readAll(m, cfg.Table, s.Node)
-	if m.Apply(nft.Batch{}) != nil {
+	if strict.Apply(m, nft.Batch{}) != nil {
 		nft.Adopt(m, want).Plan(want, time.Time{}) // no kernel would hold this
 		return
 	}
@@ -53,7 +54,7 @@ func checkForeignTables(t *testing.T, rng *rand.Rand) {
 	for range 3 {
 		var batch nft.Batch
 		batch, state = state.Plan(want, now)
-		if err := m.Apply(batch); err != nil {
+		if err := strict.Apply(m, batch); err != nil {
 			t.Fatalf("%v\n%s", err, batch)
 		}
 		if diff := check.Diff(want, m); diff != "" {

@@ -16,6 +16,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -100,7 +101,7 @@ func checkTrace(t *testing.T, m *nft.Model, node *service.Node, line string) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, r := range m.Outcomes(p, localTo(node)) {
+	for _, r := range strict.Outcomes(m, p, localTo(node)) {
 		got = append(got, r.String())
 	}
 	if joined := strings.Join(got, " | "); joined != want {
@@ -132,7 +133,7 @@ func connect(t *testing.T, m *nft.Model, node *service.Node, line string) {
 	if got := r.String(); got != want {
 		t.Errorf("connection %s:\nwant %s\n got %s", line, want, got)
 	}
-	m.Learn(r)
+	strict.Learn(m, r)
 }
 
 func localTo(node *service.Node) func(netip.Addr) bool {

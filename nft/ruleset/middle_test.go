@@ -11,6 +11,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -122,7 +123,7 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 		if m.before.rng.IntN(2) == 0 {
 			p = m.before.clients[m.before.rng.IntN(len(m.before.clients))]
 		}
-		for _, r := range kernel.Outcomes(p, local) {
+		for _, r := range strict.Outcomes(kernel, p, local) {
 			m.wantFair(t, cut, p, r)
 		}
 		r := kernel.Trace(p, nft.Host{Local: local, Random: m.before.rng.Uint32N})

@@ -16,6 +16,7 @@ import (
 	"nftproxy/model/share"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -182,7 +183,7 @@ func (f *checkedFrontend) check(t *testing.T, p nft.Packet, seen map[string]int)
 	t.Helper()
 	local := func(a netip.Addr) bool { return a.IsLoopback() || isHost(f.node, a) }
 	var got []string
-	for _, r := range f.m.Outcomes(p, local) {
+	for _, r := range strict.Outcomes(f.m, p, local) {
 		fate := string(r.Fate)
 		if r.Fate == nft.DNATed {
 			fate = r.To.String()

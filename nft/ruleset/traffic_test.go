@@ -12,6 +12,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -52,7 +53,7 @@ func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
 func (c *trial) sync(t *testing.T) {
 	next := c.compiler.Compile(c.builder.Snapshot())
 	batch, state := c.state.Plan(next, time.Time{})
-	if err := c.kernel.Apply(batch); err != nil {
+	if err := strict.Apply(c.kernel, batch); err != nil {
 		t.Fatalf("%v\n%s", err, batch)
 	}
 	swept := sweep(c.kernel, next)
@@ -61,7 +62,7 @@ func (c *trial) sync(t *testing.T) {
 	}
 	// The model removes idle sets and chains, with maps of clients among them.
 	batch, c.state = state.Plan(next, time.Time{}.Add(nft.IdleLife))
-	if err := c.kernel.Apply(batch); err != nil {
+	if err := strict.Apply(c.kernel, batch); err != nil {
 		t.Fatalf("%v\n%s", err, batch)
 	}
 	c.program = next
@@ -108,7 +109,7 @@ func (c *trial) connect(t *testing.T) {
 	} else if len(c.clients) < 40 {
 		c.clients = append(c.clients, p)
 	}
-	outcomes := c.kernel.Outcomes(p, c.local)
+	outcomes := strict.Outcomes(c.kernel, p, c.local)
 	c.drawn = outcomes[0].To
 	results := c.outcomes(p)
 	want, got := describe(results), describe(outcomes)
@@ -118,7 +119,7 @@ func (c *trial) connect(t *testing.T) {
 	}
 	c.saw("fate " + string(results[0].Fate))
 	r := c.kernel.Trace(p, nft.Host{Local: c.local, Random: c.rng.Uint32N})
-	c.kernel.Learn(r)
+	strict.Learn(c.kernel, r)
 	c.remember(p, r)
 	if to := c.target(p); to != nil {
 		wantTimeout(t, r, to.s.AffinityTimeout)

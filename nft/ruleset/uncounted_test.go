@@ -9,6 +9,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -53,7 +54,7 @@ func TestUncounted(t *testing.T) {
 		}
 		m := nft.NewModel()
 		batch, _ := nft.State{}.Plan(p, time.Time{})
-		if err := m.Apply(batch); err != nil {
+		if err := strict.Apply(m, batch); err != nil {
 			t.Fatal(err)
 		}
 		if got := ruleset.ReadBackConfig(m, config.Table).Uncounted; got != uncounted {

@@ -11,6 +11,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 )
 
 // sharedAffinity is the program as an earlier version had it: all services of a family
@@ -91,7 +92,7 @@ func TestAdoptSharedAffinity(t *testing.T) {
 		if r.Fate != nft.DNATed {
 			t.Errorf("%s: %s\n%s", when, r, m)
 		}
-		m.Learn(r)
+		strict.Learn(m, r)
 	}
 	serves("before")
 	if n := len(m.Table(want.IPv4.ID()).Sets["affinity"].Elements); n != 1 {
@@ -108,7 +109,7 @@ func TestAdoptSharedAffinity(t *testing.T) {
 					t.Fatalf("the table goes:\n%s", batch)
 				}
 			}
-			if err := m.Apply(transaction); err != nil {
+			if err := strict.Apply(m, transaction); err != nil {
 				t.Fatalf("%v\n%s", err, transaction)
 			}
 			serves("in between")

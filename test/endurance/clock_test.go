@@ -17,6 +17,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -158,7 +159,7 @@ func (k *modelKernel) refuseNoMore() {
 func (k *modelKernel) foreign(ops ...nft.Op) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_ = k.model.Apply(nft.Batch{Ops: ops}) // there may be no table
+	_ = strict.Apply(k.model, nft.Batch{Ops: ops}) // there may be no table
 	k.generation++
 }
 
@@ -203,7 +204,7 @@ func (k *modelKernel) Apply(b nft.Batch) error {
 		}
 		return errors.New("refused")
 	}
-	if err := k.model.Apply(b); err != nil {
+	if err := strict.Apply(k.model, b); err != nil {
 		return fmt.Errorf("the model refuses: %w", err)
 	}
 	k.generation += uint32(len(b.Transactions()))

@@ -17,6 +17,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/scenario"
 )
 
@@ -43,7 +44,7 @@ func TestInterpreter(t *testing.T) {
 			// As in the daemon, the remembered clients stay from step to step until a
 			// sweep removes them.
 			batch, next := state.Plan(program, follower.now(n))
-			if err := i.model.Apply(batch); err != nil {
+			if err := strict.Apply(i.model, batch); err != nil {
 				t.Fatal(err)
 			}
 			if len(ruleset.AffinityShrunk(state.Applied(), program)) > 0 {
@@ -90,7 +91,7 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 		return err
 	}
 	local := localTo(step)
-	got, err := outcome(i.model.Outcomes(p, local), p, step.Addresses)
+	got, err := outcome(strict.Outcomes(i.model, p, local), p, step.Addresses)
 	if err != nil {
 		return err
 	}
@@ -153,7 +154,7 @@ func (i *interpreter) checkSticky(f scenario.Flow, p nft.Packet, local func(neti
 		case !known && !slices.Equal(first.Targets, f.Want.Targets):
 			return fmt.Errorf("want %s, a new client may get %s", f.Want, first)
 		}
-		i.model.Learn(r)
+		strict.Learn(i.model, r)
 		last, known = r.To, true
 	}
 	i.before[client] = last

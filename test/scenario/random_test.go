@@ -17,6 +17,7 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/scenario"
@@ -248,7 +249,7 @@ func decide(f *scenario.Flow, m *nft.Model, step *scenario.Step, podInterface st
 	if err != nil {
 		return err
 	}
-	if f.Want, err = outcome(m.Outcomes(p, localTo(step)), p, step.Addresses); err != nil {
+	if f.Want, err = outcome(strict.Outcomes(m, p, localTo(step)), p, step.Addresses); err != nil {
 		return fmt.Errorf("%s: %w", p, err)
 	}
 	first := m.Trace(p, nft.Host{Local: localTo(step), Random: func(uint32) uint32 { return 0 }})

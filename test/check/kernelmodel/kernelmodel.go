@@ -1,4 +1,4 @@
-// Package kernelmodel promises to notice where the strict model of package nft and the real kernel
+// Package kernelmodel promises to notice where the model of package strict and the real kernel
 // differ: in a transaction that one of them takes and the other refuses, or in what they hold at the
 // end of a test.
 //
@@ -22,6 +22,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/strict"
 )
 
 // most is how many elements the tables have together that are still compared: the model copies all of
@@ -72,7 +73,7 @@ func (w *witness) around(b nft.Batch, apply func() error) error {
 		w.skip()
 		return err
 	}
-	refused := w.model.Apply(b)
+	refused := strict.Apply(w.model, b)
 	after, failed := w.reader.Generation()
 	expected := before
 	if err == nil {
