@@ -67,32 +67,17 @@ func adoptTable(c *Contents, want *Table) tableState {
 	var rest []Element
 	for name, elements := range have {
 		if matched[name] < len(elements) {
-			rest = slices.AppendSeq(rest, maps.Values(without(elements, name, applied.Parts)))
+			left := maps.Clone(elements)
+			for key := range applied.Keys(name) {
+				delete(left, key)
+			}
+			rest = slices.AppendSeq(rest, maps.Values(left))
 		}
 	}
 	if len(rest) > 0 {
 		applied.Parts = applied.Parts.Set(Unowned, NewPart(rest, nil))
 	}
 	return tableState{applied: applied, counts: treap.Map[string, int]{}.Apply(treap.Edits(counts))}
-}
-
-// without is the elements of a set that no part has.
-func without(elements map[Value]Element, set string, parts treap.Map[string, *Part]) map[Value]Element {
-	rest := maps.Clone(elements)
-	for _, part := range parts.All() {
-		for i := range part.Elements {
-			if e := &part.Elements[i]; e.Set == set {
-				delete(rest, e.Key)
-			}
-		}
-		for i := range part.Pools {
-			p := &part.Pools[i]
-			for index := 0; p.Map == set && index < p.Len(); index++ {
-				delete(rest, p.Prefix.WithIndex(index))
-			}
-		}
-	}
-	return rest
 }
 
 // matchParts gives each wanted part the elements with its keys, and counts those by set. Each
@@ -107,12 +92,7 @@ func matchParts(all map[string]map[Value]Element, want treap.Map[string, *Part])
 	parts = slices.DeleteFunc(parts, func(e treap.Edit[string, *Part]) bool { return e.Value == nil })
 	matched := map[string]int{}
 	for _, p := range parts {
-		for i := range p.Value.Elements {
-			matched[p.Value.Elements[i].Set]++
-		}
-		for i := range p.Value.Pools {
-			matched[p.Value.Pools[i].Map] += p.Value.Pools[i].Len()
-		}
+		p.Value.countBySet(matched)
 	}
 	return parts, matched
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -180,6 +181,17 @@ func elementsText(verb string, t TableID, set *Set, list []OwnedElement,
 	return s.String() + "}\n"
 }
 
+// ElementsOf returns the elements that the operation adds or deletes.
+func ElementsOf(o Op) []OwnedElement {
+	switch o := o.(type) {
+	case AddElements:
+		return o.Elements
+	case DeleteElements:
+		return o.Elements
+	}
+	return nil
+}
+
 // Size returns the number of objects that the batch touches: tables, sets, chains,
 // rules and elements.
 func (b Batch) Size() int {
@@ -188,10 +200,8 @@ func (b Batch) Size() int {
 		switch op := op.(type) {
 		case AddRules:
 			n += len(op.Chain.Rules)
-		case AddElements:
-			n += len(op.Elements)
-		case DeleteElements:
-			n += len(op.Elements)
+		case AddElements, DeleteElements:
+			n += len(ElementsOf(op))
 		default:
 			n++
 		}
@@ -203,13 +213,7 @@ func (b Batch) Size() int {
 func (b Batch) Parts() map[string]int {
 	parts := map[string]int{}
 	for _, op := range b.Ops {
-		var elements []OwnedElement
-		switch op := op.(type) {
-		case AddElements:
-			elements = op.Elements
-		case DeleteElements:
-			elements = op.Elements
-		}
+		elements := ElementsOf(op)
 		for from := 0; from < len(elements); { // Those of a part mostly follow each other.
 			to := from + 1
 			for to < len(elements) && elements[to].Part == elements[from].Part {
@@ -225,23 +229,12 @@ func (b Batch) Parts() map[string]int {
 // Join returns several batches as one. Operations that go ahead in one of them go ahead of
 // all.
 func Join(batches ...Batch) Batch {
-	var joined Batch
-	count := 0
+	var ahead, rest []Op
 	for _, b := range batches {
-		joined.ahead += b.ahead
-		count += len(b.Ops)
+		ahead = append(ahead, b.Ops[:b.ahead]...)
+		rest = append(rest, b.Ops[b.ahead:]...)
 	}
-	if count == 0 {
-		return joined
-	}
-	joined.Ops = make([]Op, 0, count)
-	for _, b := range batches {
-		joined.Ops = append(joined.Ops, b.Ops[:b.ahead]...)
-	}
-	for _, b := range batches {
-		joined.Ops = append(joined.Ops, b.Ops[b.ahead:]...)
-	}
-	return joined
+	return Batch{slices.Concat(ahead, rest), len(ahead)}
 }
 
 func (o AddTable) table() TableID       { return o.Table }

@@ -48,12 +48,7 @@ func (p *tablePlan) planParts() {
 func (p *tablePlan) reserveElements() {
 	sizes := map[string]int{}
 	for _, part := range p.want.Parts.All() {
-		for i := range part.Elements {
-			sizes[part.Elements[i].Set]++
-		}
-		for i := range part.Pools {
-			sizes[part.Pools[i].Map] += part.Pools[i].Len()
-		}
+		part.countBySet(sizes)
 	}
 	for set, n := range sizes {
 		p.changesOf(set).added = make([]OwnedElement, 0, n)
@@ -79,14 +74,20 @@ func (p *tablePlan) changePart(name string, old, want *Part) *Part {
 	})
 	placed := want
 	at := 0
-	var changes []poolChanges
 	mergeSorted(old.Pools, want.Pools, comparePools, func(o, w *Pool) {
 		if w == nil {
 			o.all(func(e Element) { p.deleteElement(name, e) })
 			return
 		}
-		pool, slots := placeTargets(o, w)
-		changes = append(changes, poolChanges{w, slots})
+		pool, changes := placeTargets(o, w)
+		for _, c := range changes {
+			if c.from != "" {
+				p.deleteElement(name, w.element(c.index, c.from))
+			}
+			if c.to != "" {
+				p.addElement(name, w.element(c.index, c.to))
+			}
+		}
 		if pool.order != nil {
 			if placed == want {
 				placed = &Part{want.Elements, slices.Clone(want.Pools)}
@@ -95,56 +96,7 @@ func (p *tablePlan) changePart(name string, old, want *Part) *Part {
 		}
 		at++
 	})
-	p.changePools(name, changes)
 	return placed
-}
-
-// poolChanges are the changes of one pool.
-type poolChanges struct {
-	pool  *Pool
-	slots []slotChange
-}
-
-// changePools takes the changes of a part's pools. It makes room for all of them at once, and for as many again as
-// there are where it has to: append alone would grow a long slice by a quarter and copy it each time.
-func (p *tablePlan) changePools(name string, all []poolChanges) {
-	type count struct{ gone, added int }
-	counts := map[string]count{}
-	for _, c := range all {
-		n := counts[c.pool.Map]
-		for _, slot := range c.slots {
-			if slot.from != "" {
-				n.gone++
-			}
-			if slot.to != "" {
-				n.added++
-			}
-		}
-		counts[c.pool.Map] = n
-	}
-	for set, n := range counts {
-		if n != (count{}) {
-			c := p.changesOf(set)
-			c.gone, c.added = withRoom(c.gone, n.gone), withRoom(c.added, n.added)
-		}
-	}
-	for _, c := range all {
-		for _, slot := range c.slots {
-			if slot.from != "" {
-				p.deleteElement(name, c.pool.element(slot.index, slot.from))
-			}
-			if slot.to != "" {
-				p.addElement(name, c.pool.element(slot.index, slot.to))
-			}
-		}
-	}
-}
-
-func withRoom(list []OwnedElement, more int) []OwnedElement {
-	if len(list)+more > cap(list) {
-		return slices.Grow(list, more+len(list))
-	}
-	return list
 }
 
 // mergeSorted walks two sorted lists and visits each key once, with the items that have it.
@@ -184,12 +136,20 @@ func (p *tablePlan) changesOf(set string) *elementChanges {
 
 func (p *tablePlan) deleteElement(part string, e Element) {
 	c := p.changesOf(e.Set)
-	c.gone = append(c.gone, OwnedElement{e, part})
+	c.gone = append(withRoom(c.gone), OwnedElement{e, part})
 }
 
 func (p *tablePlan) addElement(part string, e Element) {
 	c := p.changesOf(e.Set)
-	c.added = append(c.added, OwnedElement{e, part})
+	c.added = append(withRoom(c.added), OwnedElement{e, part})
+}
+
+// withRoom doubles a full list: append alone would grow a long one by a quarter, and copy it each time.
+func withRoom(list []OwnedElement) []OwnedElement {
+	if len(list) == cap(list) {
+		return slices.Grow(list, len(list)+1)
+	}
+	return list
 }
 
 // planElements puts the changes of elements into their phases.

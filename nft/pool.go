@@ -158,7 +158,7 @@ func placeRow(have, want *Pool) (Pool, []slotChange) {
 	}
 	old, targets := have.byIndex(), want.Row.Slots
 	if !want.Row.Fixed {
-		targets = arrangeRow(old, targets)
+		targets = arrangeTargets(old, targets)
 	}
 	if !slices.Equal(targets, want.Row.Slots) {
 		placed.order = &order{slots: slotsOf(targets)}
@@ -166,13 +166,13 @@ func placeRow(have, want *Pool) (Pool, []slotChange) {
 	return placed, compareSlots(old, targets)
 }
 
-// arrangeRow orders want (sorted). An element that have has already keeps its target as long as want has it often
-// enough. The others fill the gaps in want's order. So the fewest elements change.
-func arrangeRow(have, want []Value) []Value {
+// arrangeTargets orders want (sorted). A target that have holds at an index which still exists stays there, as long as
+// want has it often enough. The others fill the gaps in want's order. So the fewest elements change.
+func arrangeTargets(have, want []Value) []Value {
 	result := make([]Value, len(want))
 	used := make([]bool, len(want))
 	// taken says how many of a target's run in want are used, by the index where the run begins.
-	taken := map[int]int{}
+	taken := make([]int, len(want))
 	for i := range min(len(have), len(want)) {
 		first, found := slices.BinarySearch(want, have[i])
 		if !found {
@@ -189,30 +189,6 @@ func arrangeRow(have, want []Value) []Value {
 			continue
 		}
 		for used[next] {
-			next++
-		}
-		result[i] = want[next]
-		next++
-	}
-	return result
-}
-
-// arrangeTargets orders want (sorted, no duplicates). A target that have holds at an
-// index which still exists stays there. The others fill the gaps in want's order.
-func arrangeTargets(have, want []Value) []Value {
-	result := make([]Value, len(want))
-	stays := make([]bool, len(want))
-	for i := range min(len(have), len(want)) {
-		if at, found := slices.BinarySearchFunc(want, have[i], cmp.Compare[Value]); found && !stays[at] {
-			result[i], stays[at] = have[i], true
-		}
-	}
-	next := 0
-	for i := range result {
-		if result[i] != "" {
-			continue
-		}
-		for stays[next] {
 			next++
 		}
 		result[i] = want[next]

@@ -3,6 +3,7 @@ package nft
 import (
 	"cmp"
 	"errors"
+	"iter"
 	"slices"
 
 	"nftproxy/model/treap"
@@ -194,6 +195,27 @@ func compareKeys(a, b Element) int {
 	return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Key, b.Key))
 }
 
+// Keys yields the keys of all elements of a set.
+func (t *Table) Keys(set string) iter.Seq[Value] {
+	return func(yield func(Value) bool) {
+		for _, part := range t.Parts.All() {
+			for i := range part.Elements {
+				if e := &part.Elements[i]; e.Set == set && !yield(e.Key) {
+					return
+				}
+			}
+			for i := range part.Pools {
+				p := &part.Pools[i]
+				for index := 0; p.Map == set && index < p.Len(); index++ {
+					if !yield(p.Prefix.WithIndex(index)) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
 // Part is the elements that come and go together.
 type Part struct {
 	// Elements are sorted by set and key, and Pools by map and prefix.
@@ -218,6 +240,16 @@ func (p *Part) Len() int {
 		n += p.Pools[i].Len()
 	}
 	return n
+}
+
+// countBySet adds the number of elements to that of each set.
+func (p *Part) countBySet(sizes map[string]int) {
+	for i := range p.Elements {
+		sizes[p.Elements[i].Set]++
+	}
+	for i := range p.Pools {
+		sizes[p.Pools[i].Map] += p.Pools[i].Len()
+	}
 }
 
 // all yields every element, those of a pool in the pool's order.

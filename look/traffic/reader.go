@@ -233,12 +233,6 @@ func (r *Reader) Read() ([]PortTraffic, error) {
 	return list, nil
 }
 
-func sortByTotal(list []PortTraffic) {
-	slices.SortFunc(list, func(a, b PortTraffic) int {
-		return cmp.Or(cmp.Compare(b.Total, a.Total), comparePorts(a.Port, b.Port))
-	})
-}
-
 func comparePorts(a, b Port) int {
 	return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol))
 }

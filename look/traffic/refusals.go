@@ -3,6 +3,7 @@ package traffic
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -85,15 +86,17 @@ func NewRefusalCounter(k RefusalKernel, clock func() time.Time) *RefusalCounter 
 		budget: pace.Budget{Rest: budgetShare, Burst: budgetBurst}, sets: ruleset.RefusalSets(),
 	}
 	for i := range c.families {
-		c.families[i] = family{chains: map[string]*tally{}, elements: map[string][]element{},
-			changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
+		c.families[i] = family{chains: map[string]uint64{}, causes: map[ruleset.Cause]uint64{},
+			elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
 	}
 	return c
 }
 
 // family is what is known of one table.
 type family struct {
-	chains map[string]*tally
+	// chains is what their counters said last, and causes what they have counted.
+	chains map[string]uint64
+	causes map[ruleset.Cause]uint64
 	// elements are those that count, by part. changed has the causes with packets that no
 	// element was asked about yet.
 	elements map[string][]element
@@ -108,17 +111,6 @@ type element struct {
 	cause ruleset.Cause
 	// promised says that these packets are meant to be dropped: nobody has to know.
 	promised bool
-}
-
-// tally adds up a counter of the kernel that may begin again.
-type tally struct{ last, total uint64 }
-
-// add takes the counter's number and returns how many packets it has counted since the last
-// time. A number below the last one is that of a new counter.
-func (t *tally) add(now uint64) (more uint64) {
-	more = since(t.last, now)
-	t.last, t.total = now, t.total+more
-	return more
 }
 
 // Follow says which program is in force. The cost follows the changes since the last one.
@@ -194,7 +186,7 @@ func (c *RefusalCounter) Look() Refusals {
 	var errs []error
 	for i, f := range nft.Families() {
 		errs = append(errs, c.lookAtChains(i, c.program.Table(f).ID()))
-		look.Causes[i] = c.families[i].causes()
+		look.Causes[i] = maps.Clone(c.families[i].causes)
 	}
 	more, unwanted := map[Subject]uint64{}, map[Subject]uint64{}
 	if !look.At.Before(c.budget.Ready()) {
@@ -208,29 +200,14 @@ func (c *RefusalCounter) Look() Refusals {
 	for s, total := range c.totals {
 		look.Services = append(look.Services, Refused{s, more[s], total})
 	}
-	slices.SortFunc(look.Services, byTotal)
+	slices.SortFunc(look.Services, func(a, b Refused) int {
+		return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Cause, b.Cause))
+	})
 	for i := range look.Persistent {
 		look.Persistent[i].Total = c.totals[look.Persistent[i].Subject]
 	}
 	look.Err = errors.Join(errs...)
 	return look
-}
-
-func byTotal(a, b Refused) int {
-	return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Cause, b.Cause))
-}
-
-// causes adds up the chains of each cause.
-func (f *family) causes() map[ruleset.Cause]uint64 {
-	all := map[ruleset.Cause]uint64{}
-	for _, cause := range ruleset.Causes() {
-		for _, chain := range cause.Chains() {
-			if t := f.chains[chain]; t != nil {
-				all[cause] += t.total
-			}
-		}
-	}
-	return all
 }
 
 func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {
@@ -241,10 +218,10 @@ func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {
 			if err != nil {
 				return err
 			}
-			if f.chains[chain] == nil {
-				f.chains[chain] = &tally{}
-			}
-			if f.chains[chain].add(n) > 0 {
+			more := since(f.chains[chain], n)
+			f.chains[chain] = n
+			f.causes[cause] += more
+			if more > 0 {
 				for _, counting := range cause.Counting() {
 					f.changed[counting] = true
 				}

@@ -1,6 +1,8 @@
 package traffic
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,7 +62,9 @@ func (s *Source) Ports() (ports []PortTraffic, total uint64, err error) {
 	if err != nil {
 		return s.ports, s.reader.total, err
 	}
-	sortByTotal(list)
+	slices.SortFunc(list, func(a, b PortTraffic) int {
+		return cmp.Or(cmp.Compare(b.Total, a.Total), comparePorts(a.Port, b.Port))
+	})
 	s.ports = list
 	return list, s.reader.total, nil
 }

@@ -52,7 +52,7 @@ func causeOf(errno syscall.Errno) cause {
 // a deletion, since the key may be there for that; and deletions of an element that is
 // missing, since another process deleted it first.
 func (e *BatchError) Parts() []string {
-	shared, undeleted := e.refusedShared(), e.refusedDeletions()
+	shared, undeleted := e.refusedObjects()
 	parts := map[string]bool{}
 	for i := range e.Errors {
 		o := &e.Errors[i]
@@ -71,12 +71,7 @@ func (e *BatchError) Parts() []string {
 // Short reports whether the kernel had no memory for some of the batch, or a set no room. A
 // smaller batch may go in.
 func (e *BatchError) Short() bool {
-	for i := range e.Errors {
-		if causeOf(e.Errors[i].Errno) == ofShortage {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.Errors, func(o OpError) bool { return causeOf(o.Errno) == ofShortage })
 }
 
 // sharedObject is a set or a chain. A program's table has no set and chain of one name. If
@@ -86,30 +81,21 @@ type sharedObject struct {
 	name  string
 }
 
-// refusedDeletions is the sets in which the kernel refused to delete an element. It leaves the rest of
-// that message, too.
-func (e *BatchError) refusedDeletions() map[sharedObject]bool {
-	refused := map[sharedObject]bool{}
-	for i := range e.Errors {
-		if op, ok := e.Errors[i].Op.(nft.DeleteElements); ok {
-			refused[sharedObject{op.Table, op.Set.Name}] = true
-		}
-	}
-	return refused
-}
-
-// refusedShared is the sets and chains that the kernel refused.
-func (e *BatchError) refusedShared() map[sharedObject]bool {
-	refused := map[sharedObject]bool{}
+// refusedObjects is the sets and chains that the kernel refused, and the sets in which it refused to delete an element:
+// it leaves the rest of that message, too.
+func (e *BatchError) refusedObjects() (shared, undeleted map[sharedObject]bool) {
+	shared, undeleted = map[sharedObject]bool{}, map[sharedObject]bool{}
 	for i := range e.Errors {
 		switch op := e.Errors[i].Op.(type) {
 		case nft.AddSet:
-			refused[sharedObject{op.Table, op.Set.Name}] = true
+			shared[sharedObject{op.Table, op.Set.Name}] = true
 		case nft.DeleteSet:
-			refused[sharedObject{op.Table, op.Set}] = true
+			shared[sharedObject{op.Table, op.Set}] = true
 		case nft.AddChain:
-			refused[sharedObject{op.Table, op.Chain.Name}] = true
+			shared[sharedObject{op.Table, op.Chain.Name}] = true
+		case nft.DeleteElements:
+			undeleted[sharedObject{op.Table, op.Set.Name}] = true
 		}
 	}
-	return refused
+	return shared, undeleted
 }

@@ -179,14 +179,14 @@ func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
 		start := time.Now()
 		answers, err := c.commitMessages(begin, datagram)
 		c.spent.commit += time.Since(start)
-		var unsent *unsentError
-		tooLarge := errors.As(err, &unsent) && causeOf(unsent.errno) == ofShortage
+		var errno syscall.Errno // of a datagram that the kernel did not take, and so has done nothing
+		tooLarge := !errors.Is(err, ErrOutcomeUnknown) && errors.As(err, &errno) && causeOf(errno) == ofShortage
 		switch {
 		case tooLarge && end-first > 1:
 			limit = len(datagram)/2 + fences
 			continue
 		case tooLarge:
-			return &BatchError{Errors: []OpError{{Errno: unsent.errno}}, Partial: first > 0}
+			return &BatchError{Errors: []OpError{{Errno: errno}}, Partial: first > 0}
 		case err != nil && first > 0:
 			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 		case err != nil:
@@ -215,9 +215,6 @@ func (c *Conn) commitMessages(begin uint32, messages []byte) ([]nfnetlink.Answer
 	c.fences.EndBatch(unix.NLM_F_ACK, c.seq)
 	if err := c.writer.Send(c.fences.B[:at], messages, c.fences.B[at:]); err != nil {
 		c.writer.Drain()
-		if errno := syscall.Errno(0); errors.As(err, &errno) {
-			return nil, &unsentError{errno}
-		}
 		return nil, err
 	}
 	return c.answers(begin)

@@ -25,30 +25,40 @@ func (c *Conn) ChainCount(table nft.TableID, chain string) (packets uint64, err 
 	c.counts.Lock()
 	defer c.counts.Unlock()
 	of := new(nfnetlink.Encoder).Text(unix.NFTA_RULE_TABLE, table.Name).Text(unix.NFTA_RULE_CHAIN, chain).B
-	for try := 1; ; try++ {
-		packets = 0
-		err := c.counts.Receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(table.Family), of,
-			func(m nfnetlink.Message) error {
-				attrs := m.Attributes()
-				// Some kernels list the rules of all tables.
-				if attrs.Text(unix.NFTA_RULE_TABLE) != table.Name || attrs.Text(unix.NFTA_RULE_CHAIN) != chain {
-					return nil
-				}
-				for _, x := range attrs.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
-					n, _ := counted(x)
-					packets += n
-				}
+	err = c.dumpCounts(unix.NFT_MSG_GETRULE, table.Family, of, func() { packets = 0 },
+		func(attrs nfnetlink.Attributes) error {
+			// Some kernels list the rules of all tables.
+			if attrs.Text(unix.NFTA_RULE_TABLE) != table.Name || attrs.Text(unix.NFTA_RULE_CHAIN) != chain {
 				return nil
-			})
+			}
+			for _, x := range attrs.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
+				n, _ := counted(x)
+				packets += n
+			}
+			return nil
+		})
+	if err != nil {
+		return 0, fmt.Errorf("read the counters of chain %s %s: %w", table, chain, err)
+	}
+	return packets, nil
+}
+
+// dumpCounts visits the objects of a dump, of which a missing table, chain or set has none. Each time that another
+// transaction comes in between it calls begin, and visits all again.
+func (c *Conn) dumpCounts(kind uint16, family nft.Family, of []byte, begin func(),
+	visit func(nfnetlink.Attributes) error) error {
+	for try := 1; ; try++ {
+		begin()
+		err := c.counts.Receive(kind, unix.NLM_F_DUMP, uint8(family), of, func(m nfnetlink.Message) error {
+			return visit(m.Attributes())
+		})
 		switch {
 		case errors.Is(err, unix.ENOENT):
-			return 0, nil
-		case errors.Is(err, unix.EINTR) && try < dumpTries:
-			continue
-		case err != nil:
-			return 0, fmt.Errorf("read the counters of chain %s %s: %w", table, chain, err)
+			begin()
+			return nil
+		case !errors.Is(err, unix.EINTR) || try == dumpTries:
+			return err
 		}
-		return packets, nil
 	}
 }
 
@@ -122,23 +132,18 @@ func (c *Conn) AllCounts(table nft.TableID, set *nft.Set, visit func(Count)) err
 	c.counts.Lock()
 	defer c.counts.Unlock()
 	shape := shapeOf(set, table.Family)
-	for try := 1; ; try++ {
-		var all []Count
-		err := c.counts.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B,
-			func(m nfnetlink.Message) error {
-				return visitCounts(m.Attributes(), shape, func(n Count) { all = append(all, n) })
-			})
-		switch {
-		case errors.Is(err, unix.EINTR) && try < dumpTries:
-			continue
-		case err != nil && !errors.Is(err, unix.ENOENT):
-			return fmt.Errorf("read counters of %s %s: %w", table, set.Name, err)
-		}
-		for _, n := range all {
-			visit(n)
-		}
-		return nil
+	var all []Count
+	err := c.dumpCounts(unix.NFT_MSG_GETSETELEM, table.Family, elementsOf(table, set).B, func() { all = nil },
+		func(attrs nfnetlink.Attributes) error {
+			return visitCounts(attrs, shape, func(n Count) { all = append(all, n) })
+		})
+	if err != nil {
+		return fmt.Errorf("read counters of %s %s: %w", table, set.Name, err)
 	}
+	for _, n := range all {
+		visit(n)
+	}
+	return nil
 }
 
 // visitCounts visits the elements of one message that have a counter.

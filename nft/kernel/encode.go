@@ -94,12 +94,7 @@ func (e *batchEncoder) endOfFitting(first, limit int) (end int) {
 func (e *batchEncoder) addBatch(b nft.Batch) error {
 	elements := 0
 	for _, op := range b.Ops {
-		switch op := op.(type) {
-		case nft.AddElements:
-			elements += len(op.Elements)
-		case nft.DeleteElements:
-			elements += len(op.Elements)
-		}
+		elements += len(nft.ElementsOf(op))
 	}
 	e.B = slices.Grow(e.B, elements*elementSize)
 	for i, op := range b.Ops {
@@ -248,16 +243,22 @@ func unfit(op nft.Op, err error) error {
 	if !errors.As(err, &m) {
 		return fmt.Errorf("encode %s: %w", summary(op), err)
 	}
-	refusal := OpError{Table: nft.TableOf(op), Errno: unix.EINVAL, Hint: m.err.Error()}
+	element := nft.ElementsOf(op)[m.at : m.at+1]
+	return &BatchError{Errors: []OpError{{Op: withElements(op, element), Element: &element[0], Table: nft.TableOf(op),
+		Errno: unix.EINVAL, Hint: m.err.Error()}}}
+}
+
+// withElements is the operation, which changes elements, with only these.
+func withElements(op nft.Op, elements []nft.OwnedElement) nft.Op {
 	switch op := op.(type) {
 	case nft.AddElements:
-		op.Elements = op.Elements[m.at : m.at+1]
-		refusal.Op, refusal.Element = op, &op.Elements[0]
+		op.Elements = elements
+		return op
 	case nft.DeleteElements:
-		op.Elements = op.Elements[m.at : m.at+1]
-		refusal.Op, refusal.Element = op, &op.Elements[0]
+		op.Elements = elements
+		return op
 	}
-	return &BatchError{Errors: []OpError{refusal}}
+	return op
 }
 
 // setShape says which form a set's elements have. Lengths are in bytes: those of a Value,

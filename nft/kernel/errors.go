@@ -97,10 +97,3 @@ func (e *OpError) Error() string {
 
 // Unwrap returns the errno, so that errors.Is(err, unix.EEXIST) works.
 func (e *OpError) Unwrap() error { return e.Errno }
-
-// unsentError says that the kernel did not take a datagram, and so has done nothing.
-type unsentError struct{ errno syscall.Errno }
-
-func (e *unsentError) Error() string { return "sendmsg: " + e.errno.Error() }
-
-func (e *unsentError) Unwrap() error { return e.errno }

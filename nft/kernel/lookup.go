@@ -88,7 +88,7 @@ func (l *lookup) lookUpWanted() error {
 		}
 	}
 	keys := make([]nft.Value, 0, lookUpAtOnce)
-	for key := range keysOf(l.reader.want, l.set.Set.Name) {
+	for key := range l.reader.want.Keys(l.set.Set.Name) {
 		if keys = append(keys, key); len(keys) == lookUpAtOnce {
 			requests <- keys
 			keys = make([]nft.Value, 0, lookUpAtOnce)
@@ -98,27 +98,6 @@ func (l *lookup) lookUpWanted() error {
 	close(requests)
 	all.Wait()
 	return l.err
-}
-
-// keysOf yields the keys that the table wants in a set.
-func keysOf(t *nft.Table, set string) iter.Seq[nft.Value] {
-	return func(yield func(nft.Value) bool) {
-		for _, part := range t.Parts.All() {
-			for i := range part.Elements {
-				if e := &part.Elements[i]; e.Set == set && !yield(e.Key) {
-					return
-				}
-			}
-			for i := range part.Pools {
-				p := &part.Pools[i]
-				for index := 0; p.Map == set && index < p.Len(); index++ {
-					if !yield(p.Prefix.WithIndex(index)) {
-						return
-					}
-				}
-			}
-		}
-	}
 }
 
 // lookUpFormer looks up the keys that pools probably had when the set was written: pools of frontends

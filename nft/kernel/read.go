@@ -56,14 +56,19 @@ func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	if err != nil {
 		return nil, err
 	}
+	contents, err := readAgain(func() (*nft.Contents, bool, error) { return c.readOnce(want, owned) })
+	if err != nil {
+		return nil, fmt.Errorf("read table %s: %w", want.ID(), err)
+	}
+	return contents, nil
+}
+
+// readAgain reads until no transaction came in between, readTries times at most.
+func readAgain[T any](once func() (read T, changed bool, err error)) (T, error) {
 	for try := 1; ; try++ {
-		contents, changed, err := c.readOnce(want, owned)
-		last := try == readTries
-		switch {
-		case err == nil && (!changed || last):
-			return contents, nil
-		case err != nil && (last || !errors.Is(err, errChanged)):
-			return nil, fmt.Errorf("read table %s: %w", want.ID(), err)
+		read, changed, err := once()
+		if again := changed || errors.Is(err, errChanged); !again || try == readTries {
+			return read, err
 		}
 	}
 }
@@ -71,17 +76,14 @@ func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 // ReadSet reads one set of a table, as ReadTable does; nil if the kernel has no such set. If
 // transactions come in between again and again, some elements may be missing.
 func (c *Conn) ReadSet(table *nft.Table, name string) (*nft.SetContents, error) {
-	for try := 1; ; try++ {
-		s, changed, err := c.readSetOnce(table, name)
-		switch {
-		case errors.Is(err, unix.ENOENT):
-			return nil, nil
-		case err == nil && (!changed || try == readTries):
-			return s, nil
-		case err != nil && (try == readTries || !errors.Is(err, errChanged)):
-			return nil, fmt.Errorf("read set %s %s: %w", table.ID(), name, err)
-		}
+	s, err := readAgain(func() (*nft.SetContents, bool, error) { return c.readSetOnce(table, name) })
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read set %s %s: %w", table.ID(), name, err)
 	}
+	return s, nil
 }
 
 func (c *Conn) readSetOnce(table *nft.Table, name string) (s *nft.SetContents, changed bool, err error) {
@@ -94,8 +96,10 @@ func (c *Conn) readSetOnce(table *nft.Table, name string) (s *nft.SetContents, c
 		return nil, false, err
 	}
 	s = r.setOf(attrs)
-	err = r.readElements(s)
-	return s, r.changed, err
+	if err = r.readElements(s); err != nil {
+		return nil, false, err
+	}
+	return s, r.changed, nil
 }
 
 // readOnce reads the table. changed says that it may have changed meanwhile.

@@ -25,12 +25,10 @@ func (e *batchEncoder) opError(b nft.Batch, a nfnetlink.Answer) OpError {
 		op.Chain = &chain
 		result.Op = op
 		result.Hint = e.missingExpression(int(i), a)
-	case nft.AddElements:
-		op.Elements, result.Element = e.refusedElements(op.Elements, int(i), a.Offset)
-		result.Op = op
-	case nft.DeleteElements:
-		op.Elements, result.Element = e.refusedElements(op.Elements, int(i), a.Offset)
-		result.Op = op
+	case nft.AddElements, nft.DeleteElements:
+		var elements []nft.OwnedElement
+		elements, result.Element = e.refusedElements(nft.ElementsOf(op), int(i), a.Offset)
+		result.Op = withElements(op, elements)
 	}
 	return result
 }

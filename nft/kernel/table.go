@@ -189,14 +189,7 @@ func (c *Conn) Own(id nft.TableID) error {
 // tableFlags returns the flags with which to add the batch's tables, by the operation's
 // index. The kernel takes owner flags only for a new table and for an orphan.
 func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
-	var flags map[int]uint32
-	deleted := map[nft.TableID]bool{}
-	set := func(i int, f uint32) {
-		if flags == nil { // few batches add tables
-			flags = map[int]uint32{}
-		}
-		flags[i] = f
-	}
+	flags, deleted := map[int]uint32{}, map[nft.TableID]bool{}
 	for i, op := range b.Ops {
 		switch op := op.(type) {
 		case nft.DeleteTable:
@@ -207,9 +200,9 @@ func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
 			case err != nil:
 				return nil, err
 			case !c.withoutOwner && (!found || deleted[op.Table] || t.Flags&tablePersist != 0):
-				set(i, ownedTable)
+				flags[i] = ownedTable
 			case found && t.Flags&tableDormant != 0:
-				set(i, t.Flags&^tableDormant)
+				flags[i] = t.Flags &^ tableDormant
 			}
 		}
 	}

@@ -52,14 +52,15 @@ func endOf(table string) (end time.Time, ok bool) {
 
 // addTable makes the table. A kernel without owners gets a table without one.
 func (t *Tracer) addTable(flags nftables.TableFlags) error {
-	table := t.conn.AddTable(&nftables.Table{Family: nftables.TableFamily(t.flow.Family()), Name: t.name, Flags: flags})
+	flow := t.config.Flow
+	table := t.conn.AddTable(&nftables.Table{Family: nftables.TableFamily(flow.Family()), Name: t.name, Flags: flags})
 	key := nftables.TypeIPAddr
-	if t.flow.Family() == nft.IPv6 {
+	if flow.Family() == nft.IPv6 {
 		key = nftables.TypeIP6Addr
 	}
 	until := &nftables.Set{Table: table, Name: untilSet, KeyType: key, HasTimeout: true}
-	if err := t.conn.AddSet(until, []nftables.SetElement{{Key: t.flow.Destination.Addr().AsSlice(),
-		Timeout: t.lifetime}}); err != nil {
+	if err := t.conn.AddSet(until, []nftables.SetElement{{Key: flow.Destination.Addr().AsSlice(),
+		Timeout: t.config.Lifetime}}); err != nil {
 		return err
 	}
 	at := nftables.ChainPriority(priority)
@@ -79,11 +80,11 @@ func (t *Tracer) markRule(until *nftables.Set) []expr.Any {
 	compare := func(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data} }
 	network := func(v4, v6 uint32) expr.Any {
 		offset := v4
-		if t.flow.Family() == nft.IPv6 {
+		if t.config.Flow.Family() == nft.IPv6 {
 			offset = v6
 		}
 		return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
-			Len: uint32(t.flow.Family().AddrLen())}
+			Len: uint32(t.config.Flow.Family().AddrLen())}
 	}
 	port := func(offset uint32, port uint16) []expr.Any {
 		return []expr.Any{
@@ -93,11 +94,11 @@ func (t *Tracer) markRule(until *nftables.Set) []expr.Any {
 	}
 	const saddr4, saddr6, daddr4, daddr6, sport, dport = 12, 8, 16, 24, 0, 2 // offsets in the headers, in bytes
 	rule := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, compare([]byte{t.flow.Protocol}),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, compare([]byte{t.config.Flow.Protocol}),
 		network(daddr4, daddr6), &expr.Lookup{SourceRegister: register, SetName: until.Name, SetID: until.ID},
 	}
-	rule = append(rule, port(dport, t.flow.Destination.Port())...)
-	if source := t.flow.Source; source.Addr().IsValid() {
+	rule = append(rule, port(dport, t.config.Flow.Destination.Port())...)
+	if source := t.config.Flow.Source; source.Addr().IsValid() {
 		rule = append(rule, network(saddr4, saddr6), compare(source.Addr().AsSlice()))
 		if source.Port() != 0 {
 			rule = append(rule, port(sport, source.Port())...)
@@ -108,7 +109,8 @@ func (t *Tracer) markRule(until *nftables.Set) []expr.Any {
 		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4,
 			Mask: nfnetlink.HostOrder(stateNew | stateUntracked), Xor: nfnetlink.HostOrder(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: nfnetlink.HostOrder(0)},
-		&expr.Limit{Type: expr.LimitTypePkts, Rate: marksPerSecond, Unit: expr.LimitTimeSecond, Burst: uint32(t.packets)},
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: marksPerSecond, Unit: expr.LimitTimeSecond,
+			Burst: uint32(t.config.Packets)},
 		&expr.Immediate{Register: register, Data: []byte{1}},
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: register},
 	)

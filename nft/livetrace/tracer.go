@@ -41,10 +41,8 @@ const (
 
 // Tracer traces one flow. It is not safe for concurrent use.
 type Tracer struct {
-	flow     Flow
-	packets  int
-	lifetime time.Duration
-	name     string
+	config Config
+	name   string
 	// conn owns the table. events receives what the kernel reports.
 	conn    *nftables.Conn
 	events  *netlink.Conn
@@ -56,7 +54,7 @@ type Tracer struct {
 
 // Start begins to trace in the network namespace of the calling thread. It needs CAP_NET_ADMIN there.
 func Start(c Config) (*Tracer, error) {
-	t := &Tracer{flow: c.Flow, packets: c.Packets, lifetime: c.Lifetime, name: tableName(time.Now().Add(c.Lifetime))}
+	t := &Tracer{config: c, name: tableName(time.Now().Add(c.Lifetime))}
 	if err := t.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("trace packets: %w", explain(err)), t.Close())
 	}
@@ -195,7 +193,7 @@ func (t *Tracer) StopMarking() error {
 		return nil
 	}
 	t.marking = false
-	t.conn.DelTable(&nftables.Table{Family: nftables.TableFamily(t.flow.Family()), Name: t.name})
+	t.conn.DelTable(&nftables.Table{Family: nftables.TableFamily(t.config.Flow.Family()), Name: t.name})
 	if err := t.conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove table %s: %w", t.name, err)
 	}
