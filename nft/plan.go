@@ -7,10 +7,8 @@ import (
 	"nftproxy/model/treap"
 )
 
-// IdleLife is how long a chain or set stays after its last user has gone. Three things
-// need the time: users that come back, packets that still follow older rules, and
-// kernels before 6.2, which release a chain some time after the map element that
-// pointed to it.
+// IdleLife is how long a chain or set stays after its last user has gone: for users that come back, packets that still
+// follow older rules, and kernels before 6.2, which release a chain some time after the map element that pointed to it.
 const IdleLife = 10 * time.Second
 
 // State is what the kernel holds as far as the proxy knows. The zero State is a kernel without the
@@ -49,14 +47,10 @@ func (s State) Plan(want *Program, now time.Time) (Batch, State) {
 
 // PlanTable does what Plan does for one family's table, and leaves the other as it is.
 func (s State) PlanTable(want *Table, now time.Time) (Batch, State) {
-	var p tablePlan
-	for i, f := range Families() {
-		if f == want.Family {
-			p = tablePlan{have: s.tables[i], want: want, now: now}
-			p.run()
-			s.tables[i] = p.next
-		}
-	}
+	table := s.tables.Of(want.Family)
+	p := tablePlan{have: *table, want: want, now: now}
+	p.run()
+	*table = p.next
 	return p.phases.batch(), s
 }
 

@@ -2,15 +2,12 @@ package nft
 
 import "slices"
 
-// withIdleRules returns the wanted chain together with the rules of the old one that packets may still need.
-// Rules of chains at an earlier hook leave word for a later one that a connection is to be masqueraded: by the
-// packet's mark, or by a label of the connection. A packet between the two hooks has the word of the old rules,
-// and meets the new ones. So where the word changes, the rule that understands the old one stays for IdleLife.
-// (Linux 6.18, 200 changes in a flood of first packets: without it one of 81,540 connections was not
-// masqueraded. But a program that judges first packets in user space holds them for milliseconds between the
-// hooks.)
-//
-// A new process finds such a rule as an earlier one left it, and leaves it for IdleLife too.
+// withIdleRules returns the wanted chain together with the rules of the old one that packets may still need. Rules at
+// an earlier hook leave word for a later one that a connection is to be masqueraded: by the packet's mark, or by a
+// label of the connection. A packet between the two hooks has the word of the old rules, and meets the new ones. So
+// where the word changes, the rule that understands the old one stays for IdleLife, also one that an earlier process
+// left. (Linux 6.18, 200 changes in a flood of first packets: without it one of 81,540 connections was not masqueraded.
+// But a program that judges first packets in user space holds them for milliseconds between the hooks.)
 func (p *tablePlan) withIdleRules(old, want *Chain) *Chain {
 	if old.Hook == nil {
 		return want

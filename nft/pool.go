@@ -2,7 +2,6 @@ package nft
 
 import (
 	"cmp"
-	"iter"
 	"slices"
 	"strings"
 
@@ -59,17 +58,6 @@ func (p *Pool) Len() int {
 	return p.Targets.Len()
 }
 
-// targets yields the target of each index.
-func (p *Pool) targets() iter.Seq[Value] {
-	switch {
-	case p.order != nil:
-		return p.order.slots.all()
-	case p.Row != nil:
-		return slices.Values(p.Row.Slots)
-	}
-	return p.Targets.All()
-}
-
 // element is the pool's element at an index.
 func (p *Pool) element(i int, target Value) Element {
 	return Element{Set: p.Map, Key: p.Prefix.WithIndex(i), Data: target}
@@ -102,12 +90,14 @@ func (p *Pool) byIndex() []Value {
 	switch {
 	case p.order != nil && len(p.order.slots.pages) == 1:
 		return p.order.slots.pages[0]
-	case p.order == nil && p.Row != nil:
+	case p.order != nil:
+		return slices.Concat(p.order.slots.pages...)
+	case p.Row != nil:
 		return p.Row.Slots
-	case p.order == nil && !p.Targets.Long():
+	case !p.Targets.Long():
 		return p.Targets.Few()
 	}
-	return slices.AppendSeq(make([]Value, 0, p.Len()), p.targets())
+	return slices.AppendSeq(make([]Value, 0, p.Len()), p.Targets.All())
 }
 
 // slotChange is an index that gets another target. An empty Value stands for none.

@@ -47,9 +47,9 @@ func TestPlaceRow(t *testing.T) {
 				want.Row, slots = nil, slices.Collect(want.Targets.All())
 				fixed = false
 			}
-			old := slices.Collect(have.targets())
+			old := slices.Clone(have.byIndex())
 			next, changes := placeTargets(&have, &want)
-			got := slices.Collect(next.targets())
+			got := slices.Clone(next.byIndex())
 			if fixed != (want.Row != nil && want.Row.Fixed) || fixed && !slices.Equal(got, slots) || next.Len() != len(slots) {
 				t.Fatalf("seed %d step %d: %q, want %q", seed, step, got, slots)
 			}
@@ -114,13 +114,13 @@ func TestPlaceTargets(t *testing.T) {
 				next, changes := placeTargets(&placed, &want)
 				old := naive
 				naive = arrangeTargets(naive, targets)
-				if got := slices.Collect(next.targets()); !slices.Equal(got, naive) || next.Len() != len(naive) {
+				if got := slices.Clone(next.byIndex()); !slices.Equal(got, naive) || next.Len() != len(naive) {
 					t.Fatalf("step %d: %d targets in another order than %d", step, len(got), len(naive))
 				}
 				if wanted := compareSlots(old, naive); !slices.Equal(changes, wanted) {
 					t.Fatalf("step %d: %d changes, want %d:\n%v\n%v", step, len(changes), len(wanted), changes, wanted)
 				}
-				if got := slices.Collect(placed.targets()); !slices.Equal(got, old) {
+				if got := slices.Clone(placed.byIndex()); !slices.Equal(got, old) {
 					t.Fatalf("step %d: the pool before has changed", step)
 				}
 				placed = next

@@ -1,15 +1,11 @@
 package nft
 
-// remakeSet replaces a set, with all its elements. No kernel lets a set's size be changed
-// to any use: raising it leaves the number of buckets as it was, where it is allowed at
-// all. So the set is deleted and declared again, as s. A set cannot be deleted
-// while a rule refers to it, so the chains that look into it are emptied before, and
-// filled again after it. Then all its elements are added again.
+// remakeSet replaces a set, with all its elements: where a kernel lets its size be raised at all, the number of buckets
+// stays. A set cannot be deleted while a rule refers to it, so the chains that look into it are emptied before, and
+// filled again after it.
 //
-// All of it goes in with one transaction. But a packet that is between two rules goes on
-// with the old ones. They look into the old set, which is empty from this moment on, so
-// the packet is refused or dropped. There is at most one such packet for each processor,
-// and a set grows by half of what is in it each time.
+// All of it is one transaction. But a packet that is between two rules goes on with the old ones, whose set is empty
+// from this moment on, so it is refused or dropped: one for each processor at most, and a set grows by half each time.
 func (p *tablePlan) remakeSet(s *Set) {
 	id := p.want.ID()
 	for _, c := range p.next.applied.Chains.All() {

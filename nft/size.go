@@ -2,14 +2,12 @@ package nft
 
 import "nftproxy/model/treap"
 
-// declared is the set with the size that Plan declares: for half as many elements
-// again as the set gets at first, and for MinSize at least.
+// declared is the set with the size that Plan declares: for half as many elements again as the set gets at first, and
+// for MinSize at least.
 //
-// If a set has a size and no time-outs, the kernel keeps it in a hash with a fixed
-// number of buckets. Without a size it takes a hash that grows. Looking up, adding and
-// walking cost more there (BenchmarkApply in nft/kernel loads 110,000 elements in 124
-// ms with sizes and in 233 ms without), and a dump is incomplete if the hash grows
-// meanwhile.
+// With a size and no time-outs, the kernel has a hash with a fixed number of buckets. Without, it has one that grows:
+// each use costs more (BenchmarkApply in nft/kernel loads 110,000 elements in 124 ms with sizes and in 233 ms without),
+// and a dump is incomplete if the hash grows meanwhile.
 func (s *Set) declared(elements int) *Set {
 	if s.MinSize == 0 {
 		return s

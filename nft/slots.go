@@ -1,9 +1,6 @@
 package nft
 
-import (
-	"iter"
-	"slices"
-)
+import "slices"
 
 // pageLen is how many targets are copied for one that changes.
 const pageLen = 128
@@ -21,18 +18,6 @@ func slotsOf(targets []Value) slots {
 }
 
 func (s slots) at(i int) Value { return s.pages[i/pageLen][i%pageLen] }
-
-func (s slots) all() iter.Seq[Value] {
-	return func(yield func(Value) bool) {
-		for _, page := range s.pages {
-			for _, target := range page {
-				if !yield(target) {
-					return
-				}
-			}
-		}
-	}
-}
 
 // after is the slots after the changes, n of them. Each new slot is among the changes.
 func (s slots) after(changes []slotChange, n int) slots {

@@ -13,10 +13,9 @@ import (
 // the kernel makes the object (tcp_timeout_nlattr_to_obj).
 //
 // The kernel cannot change an object, and to delete one costs others: it walks through all connections, and some
-// kernels drop all packets that wait in queues (docs/internals/options.md, Time-outs). So no operation deletes one, and
-// Plan only adds them: those that a program does not want stay, and the program may want them again. They go with their
-// table. The name of an object has to say its values: Plan makes the whole table again if it has a wanted object with
-// other values, which is another program's.
+// kernels drop all packets that wait in queues (docs/internals/options.md, Time-outs). So Plan only adds them, and they
+// go with their table. The name of an object has to say its values: Plan makes the whole table again if it has a wanted
+// object with other values, which is another program's.
 type Timeout struct {
 	Name     string
 	Protocol uint8

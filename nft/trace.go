@@ -2,6 +2,7 @@ package nft
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -307,17 +308,19 @@ func (w *walk) translate(t *Contents, s DNAT) (o outcome, matched bool) {
 		fields = append(slices.Clip(s.Key), Index)
 	}
 	e, found, known := w.look(t, s.Map, fields, key)
+	addrLen := t.Table.Family.AddrLen()
 	switch {
-	case !known, found && len(e.Data) < t.Table.Family.AddrLen(), found && !s.KeepPort &&
-		len(e.Data) < t.Table.Family.AddrLen()+2:
+	case !known, found && len(e.Data) < addrLen, found && !s.KeepPort && len(e.Data) < addrLen+2:
 		return w.undecided(), true
 	case !found:
 		return nextRule, false
-	case s.KeepPort:
-		to, _ := netip.AddrFromSlice([]byte(e.Data[:t.Table.Family.AddrLen()]))
-		return w.translateTo(netip.AddrPortFrom(to, w.dst.Port())), true
 	}
-	return w.translateTo(addrPort(e.Data, t.Table.Family)), true
+	to, _ := netip.AddrFromSlice([]byte(e.Data[:addrLen]))
+	port := w.dst.Port()
+	if !s.KeepPort {
+		port = binary.BigEndian.Uint16([]byte(e.Data[addrLen:]))
+	}
+	return w.translateTo(netip.AddrPortFrom(to, port)), true
 }
 
 func (w *walk) translateTo(to netip.AddrPort) outcome {
@@ -444,10 +447,4 @@ func (w *walk) key(fields Fields) Value {
 		}
 	}
 	return Value(b)
-}
-
-func addrPort(v Value, f Family) netip.AddrPort {
-	a, _ := netip.AddrFromSlice([]byte(v[:f.AddrLen()]))
-	port := v[f.AddrLen():]
-	return netip.AddrPortFrom(a, uint16(port[0])<<8|uint16(port[1]))
 }

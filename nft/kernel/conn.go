@@ -335,11 +335,9 @@ func hidesElement(err error) bool {
 	})
 }
 
-// Generation returns the number of the namespace's ruleset. Each transaction of any
-// process raises it by one. Transactions of this Conn's Sweep do not count in tables that
-// others can change too: the elements that they delete are in no program. In owned
-// tables they may count; nothing compares generations there. Nor do transactions count that Apply
-// makes before a batch to leave the kernel's validation of each message (leaveValidation).
+// Generation returns the number of the namespace's ruleset, which each transaction of any process raises by one. Those
+// of this Conn's Sweep do not count in tables that others can change too: the elements that they delete are in no
+// program. In owned tables they may count; nothing compares generations there. Nor do those of leaveValidation count.
 func (c *Conn) Generation() (uint32, error) {
 	c.exclusive.Lock() // so that no sweep has made its transaction and not yet counted it
 	defer c.exclusive.Unlock()

@@ -99,62 +99,63 @@ func (e *batchEncoder) addBatch(b nft.Batch) error {
 	e.B = slices.Grow(e.B, elements*elementSize)
 	for i, op := range b.Ops {
 		if err := e.addOp(i, op); err != nil {
-			return unfit(op, err)
+			if refused := (*BatchError)(nil); errors.As(err, &refused) {
+				return err
+			}
+			return fmt.Errorf("encode %s: %w", summary(op), err)
 		}
 	}
 	return nil
 }
 
-func (e *batchEncoder) beginSpan(op, first int, kind, flags uint16, family nft.Family) int {
+// beginSpan starts a message. The first attribute has the table's name, whatever the kind.
+func (e *batchEncoder) beginSpan(op, first int, kind, flags uint16, table nft.TableID) int {
 	e.spans = append(e.spans, span{len(e.B), op, first})
-	return e.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, e.seq+uint32(len(e.spans)-1), uint8(family))
+	at := e.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, e.seq+uint32(len(e.spans)-1), uint8(table.Family))
+	e.Text(unix.NFTA_TABLE_NAME, table.Name)
+	return at
+}
+
+// addMessage adds a message of one attribute beside the table's name, or of none.
+func (e *batchEncoder) addMessage(op int, kind uint16, table nft.TableID, attribute uint16, name string) {
+	at := e.beginSpan(op, 0, kind, 0, table)
+	if attribute != 0 {
+		e.Text(attribute, name)
+	}
+	e.EndMessage(at)
 }
 
 func (e *batchEncoder) addOp(i int, op nft.Op) error {
 	switch op := op.(type) {
 	case nft.AddTable:
-		at := e.beginSpan(i, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, op.Table.Family)
-		e.Text(unix.NFTA_TABLE_NAME, op.Table.Name)
+		at := e.beginSpan(i, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, op.Table)
 		if flags, given := e.flags[i]; given {
 			e.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 		}
 		e.Bytes(attrTableUserdata, tableUserdata()) // an existing table keeps its own
 		e.EndMessage(at)
 	case nft.DeleteTable:
-		at := e.beginSpan(i, 0, unix.NFT_MSG_DELTABLE, 0, op.Table.Family)
-		e.Text(unix.NFTA_TABLE_NAME, op.Table.Name)
-		e.EndMessage(at)
+		e.addMessage(i, unix.NFT_MSG_DELTABLE, op.Table, 0, "")
 	case nft.AddSet:
 		return e.addSet(i, op)
 	case nft.DeleteSet:
-		at := e.beginSpan(i, 0, unix.NFT_MSG_DELSET, 0, op.Table.Family)
-		e.Text(unix.NFTA_SET_TABLE, op.Table.Name)
-		e.Text(unix.NFTA_SET_NAME, op.Set)
-		e.EndMessage(at)
+		e.addMessage(i, unix.NFT_MSG_DELSET, op.Table, unix.NFTA_SET_NAME, op.Set)
 	case nft.AddTimeout:
 		return e.addTimeout(i, op)
 	case nft.AddChain:
 		e.addChain(i, op)
 	case nft.FlushTable:
-		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
-		e.Text(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.EndMessage(at)
+		e.addMessage(i, unix.NFT_MSG_DELRULE, op.Table, 0, "")
 	case nft.FlushChain:
-		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
-		e.Text(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.Text(unix.NFTA_RULE_CHAIN, op.Chain)
-		e.EndMessage(at)
+		e.addMessage(i, unix.NFT_MSG_DELRULE, op.Table, unix.NFTA_RULE_CHAIN, op.Chain)
 	case nft.DeleteChain:
-		at := e.beginSpan(i, 0, unix.NFT_MSG_DELCHAIN, 0, op.Table.Family)
-		e.Text(unix.NFTA_CHAIN_TABLE, op.Table.Name)
-		e.Text(unix.NFTA_CHAIN_NAME, op.Chain)
-		e.EndMessage(at)
+		e.addMessage(i, unix.NFT_MSG_DELCHAIN, op.Table, unix.NFTA_CHAIN_NAME, op.Chain)
 	case nft.AddRules:
 		return e.addRules(i, op)
 	case nft.AddElements:
-		return e.addElements(i, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, op.Table, op.Set, op.Elements)
+		return e.addElements(i, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, op, op.Set)
 	case nft.DeleteElements:
-		return e.addElements(i, unix.NFT_MSG_DELSETELEM, 0, op.Table, op.Set, op.Elements)
+		return e.addElements(i, unix.NFT_MSG_DELSETELEM, 0, op, op.Set)
 	default:
 		return fmt.Errorf("unknown operation %T", op)
 	}
@@ -167,8 +168,7 @@ func (e *batchEncoder) addSet(i int, op nft.AddSet) error {
 	if err := op.Set.Check(); err != nil {
 		return err
 	}
-	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.Text(unix.NFTA_SET_TABLE, op.Table.Name)
+	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table)
 	e.Text(unix.NFTA_SET_NAME, op.Set.Name)
 	e.sets++
 	e.Uint32(unix.NFTA_SET_ID, e.sets) // the kernel demands it, though the name would do
@@ -178,8 +178,7 @@ func (e *batchEncoder) addSet(i int, op nft.AddSet) error {
 }
 
 func (e *batchEncoder) addChain(i int, op nft.AddChain) {
-	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.Text(unix.NFTA_CHAIN_TABLE, op.Table.Name)
+	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table)
 	e.Text(unix.NFTA_CHAIN_NAME, op.Chain.Name)
 	if h := op.Chain.Hook; h != nil {
 		hook := e.BeginNest(unix.NFTA_CHAIN_HOOK)
@@ -196,8 +195,7 @@ const natChain = "nat"
 
 func (e *batchEncoder) addRules(i int, op nft.AddRules) error {
 	for j, r := range op.Chain.Rules {
-		at := e.beginSpan(i, j, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, op.Table.Family)
-		e.Text(unix.NFTA_RULE_TABLE, op.Table.Name)
+		at := e.beginSpan(i, j, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, op.Table)
 		e.Text(unix.NFTA_RULE_CHAIN, op.Chain.Name)
 		if err := e.addRule(r, op.Table.Family); err != nil {
 			return err
@@ -207,17 +205,19 @@ func (e *batchEncoder) addRules(i int, op nft.AddRules) error {
 	return nil
 }
 
-func (e *batchEncoder) addElements(i int, kind, flags uint16, table nft.TableID, set *nft.Set,
-	elements []nft.OwnedElement) error {
+// addElements adds messages for the operation's elements, which are of the set. Where the set cannot hold one, the
+// error is the one that a kernel would return, so callers treat both alike.
+func (e *batchEncoder) addElements(i int, kind, flags uint16, op nft.Op, set *nft.Set) error {
+	table, elements := nft.TableOf(op), nft.ElementsOf(op)
 	shape := shapeOf(set, table.Family)
 	for next := 0; next < len(elements); {
-		at := e.beginSpan(i, next, kind, flags, table.Family)
-		e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		at := e.beginSpan(i, next, kind, flags, table)
 		e.Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 		list := e.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for full := false; next < len(elements) && !full; full = e.single || len(e.B)-list >= maxElementList {
 			if err := e.addElement(&elements[next].Element, shape, kind != unix.NFT_MSG_NEWSETELEM); err != nil {
-				return &misfit{next, err}
+				return &BatchError{Errors: []OpError{{Op: withElements(op, elements[next:next+1]), Element: &elements[next],
+					Table: table, Errno: unix.EINVAL, Hint: err.Error()}}}
 			}
 			next++
 		}
@@ -225,27 +225,6 @@ func (e *batchEncoder) addElements(i int, kind, flags uint16, table nft.TableID,
 		e.EndMessage(at)
 	}
 	return nil
-}
-
-// misfit is the error for an element that its set cannot hold. at is the element's index in
-// the operation.
-type misfit struct {
-	at  int
-	err error
-}
-
-func (m *misfit) Error() string { return fmt.Sprintf("element %d: %v", m.at, m.err) }
-
-// unfit is the error for an operation that has no encoding. For an element it is the
-// error that a kernel would return, so callers treat both alike.
-func unfit(op nft.Op, err error) error {
-	var m *misfit
-	if !errors.As(err, &m) {
-		return fmt.Errorf("encode %s: %w", summary(op), err)
-	}
-	element := nft.ElementsOf(op)[m.at : m.at+1]
-	return &BatchError{Errors: []OpError{{Op: withElements(op, element), Element: &element[0], Table: nft.TableOf(op),
-		Errno: unix.EINVAL, Hint: m.err.Error()}}}
 }
 
 // withElements is the operation, which changes elements, with only these.

@@ -90,8 +90,7 @@ func (c *Conn) Remember(table nft.TableID, set *nft.Set, entries []Entry) error 
 	for chunk := range slices.Chunk(entries, sweepBatch) {
 		begin := c.seq + 1
 		c.encoder.reset(begin+1, nil, false)
-		at := c.encoder.beginSpan(0, 0, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table.Family)
-		c.encoder.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		at := c.encoder.beginSpan(0, 0, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table)
 		c.encoder.Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 		list := c.encoder.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for _, entry := range chunk {

@@ -21,10 +21,7 @@ func (c *Conn) Forget(table nft.TableID, set *nft.Set) error {
 	defer c.exclusive.Unlock()
 	begin := c.seq + 1
 	c.encoder.reset(begin+1, nil, false)
-	at := c.encoder.beginSpan(0, 0, unix.NFT_MSG_DELSETELEM, 0, table.Family)
-	c.encoder.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-	c.encoder.Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-	c.encoder.EndMessage(at)
+	c.encoder.addMessage(0, unix.NFT_MSG_DELSETELEM, table, unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	c.seq = begin + 2
 	answers, err := c.commitMessages(begin, c.encoder.B)
 	if err == nil && len(answers) > 0 {

@@ -52,18 +52,12 @@ func (e *encoder) addIntervalEnd(end []byte) {
 // addElementUserdata adds what nft stores with an element: its comment, and a flag if it
 // starts an interval without end.
 func (e *encoder) addElementUserdata(comment string, open bool) {
-	size := 0
-	if comment != "" {
-		size += 2 + len(comment) + 1
-	}
-	if open {
-		size += 2 + 4
-	}
-	if size == 0 {
+	if comment == "" && !open {
 		return
 	}
 	// This writes what userdata.AppendString would, without its copies.
-	e.AttributeHeader(unix.NFTA_SET_ELEM_USERDATA, size)
+	at := len(e.B)
+	e.AttributeHeader(unix.NFTA_SET_ELEM_USERDATA, 0)
 	if comment != "" {
 		e.B = append(e.B, byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT), byte(len(comment)+1))
 		e.B = append(append(e.B, comment...), 0)
@@ -72,6 +66,7 @@ func (e *encoder) addElementUserdata(comment string, open bool) {
 		e.B = append(e.B, udataElementFlags, 4)
 		e.B = binary.NativeEndian.AppendUint32(e.B, intervalOpen)
 	}
+	e.EndNest(at)
 	e.Pad()
 }
 

@@ -21,11 +21,9 @@ const (
 	sweepBatch = 500
 	// sweepPasses is how often one Sweep dumps the map at most.
 	sweepPasses = 8
-	// sweepOnce is the number of entries from which on Sweep dumps a map again only if a
-	// dump was visibly incomplete. The time of a dump grows with the square of the number:
-	// for each datagram of 32 KiB, the kernel searches its place from the start. A dump
-	// takes 7 ms for 10,000 entries, 0.5 s for 100,000 and 3.8 to 4.9 s for 262,144
-	// (BenchmarkSweep; Linux 6.18, two cores).
+	// sweepOnce is the number of entries from which on Sweep dumps a map again only if a dump was visibly incomplete.
+	// For each datagram of 32 KiB, the kernel searches its place from the start: a dump takes 7 ms for 10,000 entries,
+	// 0.5 s for 100,000 and 3.8 to 4.9 s for 262,144 (BenchmarkSweep; Linux 6.18, two cores).
 	sweepOnce = 50_000
 )
 
@@ -33,16 +31,14 @@ const (
 // left and how many it deleted. An entry that expires meanwhile may count as either. A
 // missing table or map is no error: then there is nothing to sweep.
 //
-// Dumps do not hold up Apply, which waits for 500 deletions at most. A dump can miss entries while
-// others come and go. So Sweep dumps the map again until it finds nothing more, at most eight
-// times. A map of more than 50,000 entries takes long, so Sweep dumps it again only after a dump
-// that was visibly incomplete. A caller that sweeps because endpoints have gone should sweep again
-// a little later. If an entry expires and is learned again between the dump and its deletion, it is
-// deleted too; its client is remembered at its next connection. keep must not call Learned or
-// Sweep.
+// Apply waits for 500 deletions at most, not for dumps. A dump can miss entries while others come and go, so Sweep
+// dumps the map again until it finds nothing more, at most eight times; a map of more than 50,000 entries only after a
+// dump that was visibly incomplete, since that takes long. A caller that sweeps because endpoints have gone should
+// sweep again a little later. If an entry expires and is learned again between the dump and its deletion, it is deleted
+// too; its client is remembered at its next connection. keep must not call Learned or Sweep.
 //
-// When the context ends, Sweep returns an error that matches the context's. It looks at
-// the context before each entry and before each 500 deletions.
+// When the context ends, Sweep returns an error that matches the context's. It looks at the context before each entry
+// and before each 500 deletions.
 func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set,
 	keep func(key, data nft.Value) bool) (left, swept int, err error) {
 	if !set.Dynamic {
@@ -95,13 +91,11 @@ func (c *Conn) findRefused(ctx context.Context, table nft.TableID, set *nft.Set,
 	return kept, refused, complete, err
 }
 
-// destroyEntries deletes elements, of which some may have gone. It returns how many it
-// deleted, or how many it tried where the kernel does not say.
+// destroyEntries deletes elements, of which some may have gone. It returns how many it deleted, or how many it tried
+// where the kernel does not say.
 //
-// NFT_MSG_DESTROYSETELEM may find no element, and then the kernel makes no transaction. In
-// a table that others can change too, destroyEntries uses NFT_MSG_DELSETELEM instead. Then
-// it knows how often it has raised the generation, and that others made any other
-// change.
+// NFT_MSG_DESTROYSETELEM may find no element, and then the kernel makes no transaction. So in a table that others can
+// change too, it uses NFT_MSG_DELSETELEM: then it knows how often it has raised the generation itself.
 func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, error) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
@@ -150,7 +144,7 @@ func (c *Conn) destroyOnce(op nft.DeleteElements, destroy bool) error {
 	}
 	begin := c.seq + 1
 	c.encoder.reset(begin+1, nil, !destroy)
-	if err := c.encoder.addElements(0, kind, 0, op.Table, op.Set, op.Elements); err != nil {
+	if err := c.encoder.addElements(0, kind, 0, op, op.Set); err != nil {
 		return err
 	}
 	c.seq = begin + uint32(len(c.encoder.spans)) + 1

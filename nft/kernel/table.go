@@ -122,10 +122,9 @@ func (c *Conn) DeleteTables(name string) error {
 // Delete deletes the tables with their contents. A missing table is an error. A table that
 // another process owns is an error that matches EPERM.
 //
-// It makes two transactions: the first one empties all chains. When a table is deleted, the kernel
-// hides the elements of its maps (nft_map_deactivate) a moment before the last packet has left its
-// rules. Such a packet would not find its Service and would be refused, although another proxy's
-// rules follow.
+// It empties all chains in a transaction before: the kernel hides the elements of a deleted table's maps
+// (nft_map_deactivate) a moment before the last packet has left its rules. Such a packet would not find its Service and
+// would be refused, although another proxy's rules follow.
 func (c *Conn) Delete(tables []TableInfo) error {
 	if len(tables) == 0 {
 		return nil
@@ -142,10 +141,9 @@ func (c *Conn) Delete(tables []TableInfo) error {
 	return c.Apply(remove)
 }
 
-// awaitPackets waits until no packet is under way that has met earlier rules. The kernel handles
-// packets within RCU read sections, and membarrier waits for their end (synchronize_rcu in
-// kernel/sched/membarrier.c). Kernels booted with nohz_full do not have this command, and a sandbox
-// may forbid it. There, a time must do.
+// awaitPackets waits until no packet is under way that has met earlier rules. The kernel handles packets within RCU
+// read sections, for whose end membarrier waits (synchronize_rcu in kernel/sched/membarrier.c). Kernels booted with
+// nohz_full do not have this command, and a sandbox may forbid it. There, a time must do.
 func awaitPackets() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL
 	const longEnough = 100 * time.Millisecond

@@ -35,8 +35,7 @@ func (e *batchEncoder) addTimeout(i int, op nft.AddTimeout) error {
 	default:
 		return fmt.Errorf("no object has %+v", t)
 	}
-	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.Text(unix.NFTA_OBJ_TABLE, op.Table.Name)
+	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table)
 	e.Text(unix.NFTA_OBJ_NAME, t.Name)
 	e.Uint32(unix.NFTA_OBJ_TYPE, objectTimeout)
 	data := e.BeginNest(unix.NFTA_OBJ_DATA)
