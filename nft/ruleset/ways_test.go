@@ -9,6 +9,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/check/strict"
 	"nftproxy/test/gen"
 )
 
@@ -18,6 +19,8 @@ type modelTables struct{ *nft.Model }
 func (m modelTables) Read(*nft.Program) (*nft.Model, error) { return m.Model, nil }
 
 func (m modelTables) Restart() error { return nil }
+
+func (m modelTables) Apply(b nft.Batch) error { return strict.Apply(m.Model, b) }
 
 // checkWays carries out the script in these ways, and returns what happened.
 func checkWays(t *testing.T, rng *rand.Rand, script *check.Script, list []check.Way) (total check.Counts) {

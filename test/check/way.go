@@ -10,7 +10,6 @@ import (
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/check/strict"
 )
 
 // Way is how a script is carried out. The zero Way carries out each step as it comes, by the
@@ -204,7 +203,7 @@ func (r *runner) apply(b nft.Batch) error {
 	}
 	for _, t := range transactions {
 		r.counts.Transactions++
-		if err := strict.Apply(r.tables, t); err != nil {
+		if err := r.tables.Apply(t); err != nil {
 			return err
 		}
 	}
