@@ -20,8 +20,8 @@ func Closing(ours []nft.TableID) ([]Chain, error) {
 		own := slices.ContainsFunc(ours, func(id nft.TableID) bool {
 			return id.Family.String() == c.Family && id.Name == c.Table || c.DropsInvalid(id.Name)
 		})
-		return own || c.Table == "kube-proxy" || !c.Closes || !slices.Contains([]string{"input", "forward", "output"},
-			c.Hook) ||
+		return own || c.Table == "kube-proxy" || !c.Closes ||
+			!slices.Contains([]string{"input", "forward", "output"}, c.Hook) ||
 			!slices.Contains([]string{"ip", "ip6", "inet"}, c.Family)
 	}), nil
 }
@@ -32,7 +32,7 @@ func (c *Chain) DropsInvalid(table string) bool {
 	return c.Family == "inet" && c.Table == invalidtable.Name(table)
 }
 
-// Closes says how a chain that Closing has returned keeps packets out, for people.
+// ClosesText says how a chain that Closing has returned keeps packets out, for people.
 func (c *Chain) ClosesText() string {
 	by := "has a rule that drops or rejects packets"
 	if c.PolicyDrop {

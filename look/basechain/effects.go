@@ -1,10 +1,13 @@
 package basechain
 
 import (
+	"fmt"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/node/otherproxy"
 )
 
@@ -106,14 +109,33 @@ func effectsOfVerdict(kind expr.VerdictKind) otherproxy.Effects {
 		Queues: kind == expr.VerdictQueue}
 }
 
-// effectsOfMap is about a map of verdicts.
+// effectsOfMap reads the verdicts in a map, which the library that reads rules does not. It also returns the chains to
+// which they lead.
 func effectsOfMap(table *nftables.Table, name string) (effects otherproxy.Effects, chains []string, err error) {
-	verdicts, err := verdictsOf(table, name)
-	for _, v := range verdicts {
-		effects.Add(effectsOfVerdict(v.Kind))
-		if v.Chain != "" {
-			chains = append(chains, v.Chain)
-		}
+	socket, err := nfnetlink.Dial(nfnetlink.Config{})
+	if err != nil {
+		return effects, nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return effects, chains, err
+	defer socket.Close()
+	r := nfnetlink.Requester{Socket: socket, Subsystem: unix.NFNL_SUBSYS_NFTABLES}
+	request := new(nfnetlink.Encoder).Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name).Text(unix.NFTA_SET_ELEM_LIST_SET,
+		name)
+	err = r.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), request.B,
+		func(m nfnetlink.Message) error {
+			for _, element := range m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+				v := element.Get(unix.NFTA_SET_ELEM_DATA).Get(unix.NFTA_DATA_VERDICT)
+				if v.Get(unix.NFTA_VERDICT_CODE) == nil {
+					continue
+				}
+				effects.Add(effectsOfVerdict(expr.VerdictKind(int32(v.Uint32(unix.NFTA_VERDICT_CODE)))))
+				if chain := v.Text(unix.NFTA_VERDICT_CHAIN); chain != "" {
+					chains = append(chains, chain)
+				}
+			}
+			return nil
+		})
+	if err != nil {
+		return effects, nil, fmt.Errorf("read map %s: %w", name, err)
+	}
+	return effects, chains, nil
 }

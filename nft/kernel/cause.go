@@ -22,10 +22,9 @@ const (
 	ofOthers
 )
 
-// causeOf is ofPart for every errno that is not listed below: EEXIST (the key is there
-// with other data, or another interval overlaps), EBUSY (older kernels' word for it),
-// EINVAL, ERANGE and EOPNOTSUPP (the element does not fit the set). Unforeseen errors
-// count as the part's too. Otherwise one part could keep all others out.
+// causeOf is ofPart for every errno that is not listed below: EEXIST (the key is there with other data, or another
+// interval overlaps), EBUSY (older kernels' word for it), EINVAL, ERANGE and EOPNOTSUPP (the element does not fit the
+// set), and unforeseen ones, since otherwise one part could keep all others out.
 func causeOf(errno syscall.Errno) cause {
 	switch errno {
 	case unix.ENOMEM, // for the element, for its chain, or for the undo log
@@ -45,12 +44,10 @@ func causeOf(errno syscall.Errno) cause {
 	return ofPart
 }
 
-// Parts lists the parts that are at fault themselves, each once, sorted: those of the
-// refused elements. Four kinds of refusals name no part: those whose errno is not about an
-// element; those of elements whose set or chain was refused too, since the kernel goes on
-// with the batch and then refuses the elements for that; additions to a set in which it has refused
-// a deletion, since the key may be there for that; and deletions of an element that is
-// missing, since another process deleted it first.
+// Parts lists the parts that are at fault themselves, each once, sorted: those of the refused elements. Four kinds of
+// refusals name no part: those whose errno is not about an element; those of elements whose set or chain was refused
+// too, since the kernel goes on with the batch; additions to a set in which it has refused a deletion, since the key
+// may be there for that; and deletions of an element that is missing, since another process deleted it first.
 func (e *BatchError) Parts() []string {
 	shared, undeleted := e.refusedObjects()
 	parts := map[string]bool{}
@@ -74,8 +71,7 @@ func (e *BatchError) Short() bool {
 	return slices.ContainsFunc(e.Errors, func(o OpError) bool { return causeOf(o.Errno) == ofShortage })
 }
 
-// sharedObject is a set or a chain. A program's table has no set and chain of one name. If
-// one had, Parts would only name a part less.
+// sharedObject is a set or a chain. If a table had both of one name, Parts would only name a part less.
 type sharedObject struct {
 	table nft.TableID
 	name  string

@@ -111,11 +111,10 @@ func (c *Conn) Close() error {
 // refused; no packet meets them. An error that matches ErrOutcomeUnknown means that some or all of
 // the batch may be in the kernel. An empty batch does nothing.
 //
-// A transaction has to fit the socket's send buffer, which grows as needed. In a user
-// namespace without CAP_NET_ADMIN over the first one, it cannot grow beyond twice
-// net.core.wmem_max (212,992 on most kernels, so 0.4 MB: some 7,000 elements). A larger
-// transaction becomes several, cut between two messages in the order of the batch's phases.
-// So does one that the kernel has no memory to receive.
+// A transaction has to fit the socket's send buffer, which grows as needed; in a user namespace without CAP_NET_ADMIN
+// over the first one, up to twice net.core.wmem_max (212,992 on most kernels, so 0.4 MB: some 7,000 elements). A larger
+// transaction becomes several, cut between two messages in the order of the batch's phases. So does one that the kernel
+// has no memory to receive.
 func (c *Conn) Apply(b nft.Batch) error {
 	if b.Empty() {
 		return nil
@@ -164,9 +163,8 @@ func (c *Conn) applyOnce(b nft.Batch, single bool) error {
 	return c.commitEncoded(b, begin)
 }
 
-// commitEncoded sends the encoded messages as one transaction, or as several where one
-// datagram does not hold them. They are in the order of the batch's phases, and each needs
-// only earlier ones. So it may cut between any two.
+// commitEncoded sends the encoded messages as one transaction, or as several where one datagram does not hold them:
+// each message needs only earlier ones, so it may cut between any two.
 func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
 	const fences = 2 * nfnetlink.BodyAt
 	limit, err := c.writer.WriteLimit(len(c.encoder.B) + fences)

@@ -74,11 +74,24 @@ func counted(expression nfnetlink.Attributes) (packets uint64, ok bool) {
 	return binary.BigEndian.Uint64(v), true
 }
 
-// elementsOf is the attributes of a request for elements.
+// elementsOf is the attributes of a request for all elements.
 func elementsOf(table nft.TableID, set *nft.Set) *encoder {
 	e := &encoder{}
 	e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name).Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	return e
+}
+
+// elementsWith is the attributes of a request for the elements with these keys.
+func elementsWith(table nft.TableID, set *nft.Set, keys []nft.Value) (*encoder, error) {
+	e, shape := elementsOf(table, set), shapeOf(set, table.Family)
+	list := e.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	for _, key := range keys {
+		if err := e.addElement(&nft.Element{Key: key}, shape, true); err != nil {
+			return nil, err
+		}
+	}
+	e.EndNest(list)
+	return e, nil
 }
 
 // Count is how many packets the counter of an element has counted since the element was
@@ -98,17 +111,11 @@ func (c *Conn) Counts(table nft.TableID, set *nft.Set, keys []nft.Value, visit f
 	for len(keys) > 0 {
 		some := keys[:min(countsOfOne, len(keys))]
 		seen := 0
-		request := elementsOf(table, set)
-		list := request.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for _, k := range some {
-			at := request.BeginNest(unix.NFTA_LIST_ELEM)
-			key := request.BeginNest(unix.NFTA_SET_ELEM_KEY)
-			request.Raw(unix.NFTA_DATA_VALUE, string(k[:min(len(k), shape.keyKernel)]))
-			request.EndNest(key)
-			request.EndNest(at)
+		request, err := elementsWith(table, set, some)
+		if err != nil {
+			return fmt.Errorf("read counters of %s %s: %w", table, set.Name, err)
 		}
-		request.EndNest(list)
-		err := c.counts.Receive(unix.NFT_MSG_GETSETELEM, 0, uint8(table.Family), request.B, func(m nfnetlink.Message) error {
+		err = c.counts.Receive(unix.NFT_MSG_GETSETELEM, 0, uint8(table.Family), request.B, func(m nfnetlink.Message) error {
 			seen++
 			return visitCounts(m.Attributes(), shape, visit)
 		})

@@ -65,8 +65,7 @@ func (e *batchEncoder) reset(seq uint32, flags map[int]uint32, single bool) {
 		single: single}
 }
 
-// release frees memory that an unusually large batch needed: the first program's would otherwise stay until the next
-// change, 10 MB for 44,000 Services.
+// release frees the memory of an unusually large batch: 10 MB for the first program with 44,000 Services.
 func (e *batchEncoder) release() {
 	const most = 1 << 20
 	if cap(e.B) > most {

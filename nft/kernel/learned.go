@@ -41,13 +41,10 @@ func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 func (c *Conn) LearnedBy(table nft.TableID, set *nft.Set, key nft.Value) (entry Entry, ok bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
-	shape := shapeOf(set, table.Family)
-	request := elementsOf(table, set)
-	list := request.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	if err := request.addElement(&nft.Element{Key: key}, shape, true); err != nil {
+	request, err := elementsWith(table, set, []nft.Value{key})
+	if err != nil {
 		return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, err)
 	}
-	request.EndNest(list)
 	attrs, err := c.reader.Get(unix.NFT_MSG_GETSETELEM, uint8(table.Family), request.B)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -56,7 +53,7 @@ func (c *Conn) LearnedBy(table nft.TableID, set *nft.Set, key nft.Value) (entry 
 		return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, err)
 	}
 	for _, found := range attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-		if entry, err = decodeEntry(found, shape); err != nil {
+		if entry, err = decodeEntry(found, shapeOf(set, table.Family)); err != nil {
 			return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, err)
 		}
 		return entry, true, nil
@@ -64,9 +61,8 @@ func (c *Conn) LearnedBy(table nft.TableID, set *nft.Set, key nft.Value) (entry 
 	return entry, false, nil
 }
 
-// dumpEntries visits each entry once, until a visit fails. The dump is not complete if the
-// kernel gave some entries twice. The kernel finds its place in a hash by counting. After
-// it resizes the hash, it gives some entries twice and leaves out others.
+// dumpEntries visits each entry once, until a visit fails. The dump is not complete if the kernel gave some entries
+// twice: it finds its place in a hash by counting, and leaves out others after it has resized the hash.
 func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) error) (complete bool, err error) {
 	c.sweeper.Lock()
 	defer c.sweeper.Unlock()

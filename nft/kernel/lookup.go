@@ -35,8 +35,8 @@ const elementCatchAll = 2
 // errTooFew says that a set does not hold enough of the keys that were looked up.
 var errTooFew = errors.New("too few of the keys are there")
 
-// lookup reads a set by keys. That its elements are all of them is shown by their number, which the
-// kernel knows. The number counts all but an element that catches every key.
+// lookup reads a set by keys. Their number shows that they are all: the kernel counts all elements but one that catches
+// every key.
 type lookup struct {
 	reader *tableReader
 	set    *nft.SetContents
@@ -100,9 +100,8 @@ func (l *lookup) lookUpWanted() error {
 	return l.err
 }
 
-// lookUpFormer looks up the keys that pools probably had when the set was written: pools of frontends
-// that the table does not want, of which keys in the small sets tell, and those behind the ends of the
-// pools that it wants.
+// lookUpFormer looks up the keys that pools probably had when the set was written: those of frontends that the table
+// does not want, of which keys in the small sets tell, and those behind the ends of the pools that it wants.
 func (l *lookup) lookUpFormer() error {
 	w := l.workerOn(&l.reader.conn.reader)
 	wanted := map[nft.Value]int{}
@@ -147,12 +146,13 @@ func (r *tableReader) frontends(keyLen int) iter.Seq[nft.Value] {
 
 // hasNoCatchAll says that the set certainly has no element that catches every key. No program has one.
 func (l *lookup) hasNoCatchAll() bool {
-	err := l.workerOn(&l.reader.conn.reader).receive(func(e *encoder) error {
-		at := e.BeginNest(unix.NFTA_LIST_ELEM)
-		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, elementCatchAll)
-		e.EndNest(at)
-		return nil
-	}, func(nfnetlink.Attributes) {})
+	e := elementsOf(l.reader.want.ID(), l.set.Set)
+	list := e.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	at := e.BeginNest(unix.NFTA_LIST_ELEM)
+	e.Uint32(unix.NFTA_SET_ELEM_FLAGS, elementCatchAll)
+	e.EndNest(at)
+	e.EndNest(list)
+	err := l.workerOn(&l.reader.conn.reader).receive(e, func(nfnetlink.Attributes) {})
 	return errors.Is(err, unix.ENOENT)
 }
 
@@ -224,14 +224,11 @@ func (w *lookupWorker) note(err error) {
 // how many there are before that one.
 func (w *lookupWorker) request(keys []nft.Value) (answered int, err error) {
 	w.decoder.reset()
-	err = w.receive(func(e *encoder) error {
-		for _, key := range keys {
-			if err := e.addElement(&nft.Element{Key: key}, w.decoder.shape, true); err != nil {
-				return err
-			}
-		}
-		return nil
-	}, func(list nfnetlink.Attributes) {
+	e, err := elementsWith(w.reader.want.ID(), w.set.Set, keys)
+	if err != nil {
+		return 0, err
+	}
+	err = w.receive(e, func(list nfnetlink.Attributes) {
 		answered++
 		w.decoder.gather(list)
 	})
@@ -247,16 +244,10 @@ func (w *lookupWorker) request(keys []nft.Value) (answered int, err error) {
 	return answered, err
 }
 
-// receive asks for the elements of a list, and visits the list in each nfnetlink.Answer.
-func (w *lookupWorker) receive(fill func(*encoder) error, visit func(list nfnetlink.Attributes)) error {
-	want := w.reader.want
-	request := elementsOf(want.ID(), w.set.Set)
-	list := request.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	if err := fill(request); err != nil {
-		return err
-	}
-	request.EndNest(list)
-	return w.requester.Receive(unix.NFT_MSG_GETSETELEM, 0, uint8(want.Family), request.B, func(m nfnetlink.Message) error {
+// receive asks for elements, and visits the list in each nfnetlink.Answer.
+func (w *lookupWorker) receive(request *encoder, visit func(list nfnetlink.Attributes)) error {
+	family := uint8(w.reader.want.Family)
+	return w.requester.Receive(unix.NFT_MSG_GETSETELEM, 0, family, request.B, func(m nfnetlink.Message) error {
 		visit(m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
 		return nil
 	})
