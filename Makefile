@@ -131,21 +131,21 @@ demo: build ## show the proxy at work on real traffic, without a cluster
 	$(GO) build -ldflags "-s -w" -o bin/demo ./demo
 	bin/demo
 
-bench: build ## compare with kube-proxy and the bare kernel at every size; more than an hour, as root
+bench: build ## compare with all modes of kube-proxy and the bare kernel, in one run; writes docs/bench; an hour, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench
+	$(GO) run ./bench show docs/bench/report.json >docs/bench/tables.txt
 
 bench-quick: build ## the same at the smallest size, in a few minutes
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench --quick
 
-bench-node: build ## measure what a node pays beside kube-proxy: CPU of changes, start, memory; writes docs/bench/node, or OUT=directory; 10 min, as root
+bench-node: build ## of these, what a node pays beside kube-proxy in nftables mode: CPU of changes, start, memory; writes bin/bench; 10 min, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
-	$(GO) run ./bench --only node --proxy nftproxy --proxy "kube-proxy nftables" --out $(or $(OUT),docs/bench/node)
-	$(GO) run ./bench show $(or $(OUT),docs/bench/node)/report.json >$(or $(OUT),docs/bench/node)/tables.txt
+	$(GO) run ./bench --only node --proxy nftproxy --proxy "kube-proxy nftables" --out bin/bench
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/snapshots ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack

@@ -138,7 +138,7 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 		return nil, err
 	}
 	var parts []part
-	for _, p := range []part{dataPlane, flows, controlPlane, node} {
+	for _, p := range []part{node, controlPlane, dataPlane, flows} {
 		if o.only == "" || o.only == p.name {
 			parts = append(parts, p)
 		}

@@ -274,7 +274,7 @@ func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
 			continue
 		}
 		pause := pauseFiltered
-		if was.elsewhere.Before(n.begun) { // Nothing has answered: it may have been this node's own network.
+		if was.elsewhere.Before(n.asked) { // Nothing has answered since: it may have been this node's own network.
 			pause = pauseNode
 		}
 		back = back || n.failed >= enough
