@@ -273,11 +273,12 @@ func (m *Machine) endpointAnswered(now time.Time, e *endpoint) {
 		if n.begun.IsZero() || !n.facts.has(e.addr.Addr()) { // by the API server's words
 			continue
 		}
-		pause := pauseFiltered
-		if was.elsewhere.Before(n.asked) { // Nothing has answered since: it may have been this node's own network.
-			pause = pauseNode
+		// Otherwise the Node may be back since it was asked, or this node's own network.
+		pause, silent := pauseNode, n.failed >= enough
+		if silent && now.Sub(n.heard) < fresh && !was.elsewhere.Before(n.asked) {
+			pause = pauseFiltered
 		}
-		back = back || n.failed >= enough
+		n.heard, back = now, back || silent
 		m.alive(now, n, pause)
 	}
 	if back && was.gone() { // What failed while the network was gone says nothing any more.

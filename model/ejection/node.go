@@ -18,6 +18,8 @@ type node struct {
 	// until is how long facts count, and looking says that the API server is asked.
 	until   time.Time
 	looking bool
+	// heard is when a pod there has answered last although the Node itself did not.
+	heard time.Time
 	// wanted is when it was of interest last; a name of no Node is if a suspect is there.
 	wanted time.Time
 	// died is when it was found dead; zero if it lives. All endpoints there are left out, but those that have answered

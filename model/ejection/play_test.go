@@ -154,7 +154,7 @@ func (p *play) happen() {
 	case 3, 4:
 		if was := p.dead[node]; was != p.chance(3) {
 			p.dead[node] = !was
-			p.brief[node] = p.now.Sub(p.turned[node]) < 10*time.Second
+			p.brief[node] = p.now.Sub(p.turned[node]) < 20*time.Second
 			p.turned[node] = p.now
 		}
 		p.note("node %s dead: %v", node, p.dead[node])
