@@ -44,7 +44,8 @@ func TestRun(t *testing.T) {
 	}
 	for _, node := range []bool{false, true} {
 		c := Config{
-			Setup: proxies.Setup{NFTProxy: binary, Only: []string{result.NFTProxy}, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size}, Node: node,
+			Setup: proxies.Setup{NFTProxy: binary, Only: []string{result.NFTProxy}, Limit: time.Minute, Log: os.Stderr},
+			Sizes: []Size{size}, Node: node,
 			Samples: Samples{Starts: 2, Changes: 5, Churn: time.Second, Budget: time.Minute, Node: time.Second},
 		}
 		var sink recorded

@@ -508,7 +508,9 @@ func TestHalfStays(t *testing.T) {
 	for _, h := range w.verdict.Held {
 		held[h.Service] = h.Why
 	}
-	want := map[service.Name]ejection.Reason{"shop/web": ejection.Half, "shop/one": ejection.Half, "shop/four": ejection.Half}
+	want := map[service.Name]ejection.Reason{
+		"shop/web": ejection.Half, "shop/one": ejection.Half, "shop/four": ejection.Half,
+	}
 	if !maps.Equal(held, want) {
 		t.Errorf("held %v, want %v", held, want)
 	}
@@ -516,8 +518,8 @@ func TestHalfStays(t *testing.T) {
 	w.run(time.Minute, func(i int) { w.traffic(names...)(i); w.wantLeft(before...) })
 }
 
-// One of two nodes dies, with most of a port's endpoints. Half of them stay, and those of UDP: there is no other Node to
-// show that nodes answer each other at all. With a third one, only the last endpoint stays.
+// One of two nodes dies, with most of a port's endpoints. Half of them stay, and those of UDP: there is no other Node
+// to show that nodes answer each other at all. With a third one, only the last endpoint stays.
 func TestOneOfTwo(t *testing.T) {
 	third := func(w *world) { w.service("other/web", "own", "b") }
 	for _, c := range []struct {

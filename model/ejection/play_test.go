@@ -273,8 +273,8 @@ func (p *play) lasts(since map[key]time.Time, k key, is bool, d time.Duration) b
 
 // owes says that an endpoint that is not left out should be.
 func (p *play) owes(name service.Name, s *service.Service, c *share.Choice, e service.Endpoint) bool {
-	// As many Nodes may be silent as answer, of those that the API server has told of. One that a firewall hid is not asked
-	// for a minute.
+	// As many Nodes may be silent as answer, of those that the API server has told of. One that a firewall hid is not
+	// asked for a minute.
 	hidden := func(n string) bool { return p.now.Sub(p.hidden[n]) < 75*time.Second }
 	others := 0
 	for _, n := range p.nodes {
