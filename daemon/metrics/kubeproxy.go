@@ -128,7 +128,8 @@ func (k *kubeProxys) observe(s *proxy.Sync) {
 	}
 	k.noLocal.observe(s)
 	if s.Err == nil {
-		k.inForce.Store(&s.Changes)
+		changes := s.Changes // a pointer into the sync would keep all of it in memory
+		k.inForce.Store(&changes)
 	}
 }
 
