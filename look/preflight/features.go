@@ -135,16 +135,22 @@ func apply(conn *kernel.Conn, s service.Snapshot) error {
 	return conn.Apply(batch)
 }
 
+// noTrialError says that the kernel could not be asked, so that it is unknown what it has.
+type noTrialError struct{ error }
+
 // tryOwner tells whether tables can have an owner.
 func tryOwner(conn *kernel.Conn) error {
 	if err := apply(conn, service.Snapshot{Node: &service.Node{}}); err != nil {
-		return err
+		return noTrialError{err}
 	}
 	owned, err := conn.Owned(nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable})
-	if err == nil && !owned {
+	if err != nil {
+		return noTrialError{err}
+	}
+	if !owned {
 		return errors.New("the kernel has none (Linux has them since 6.9)")
 	}
-	return err
+	return nil
 }
 
 // trial tries something that a kernel may not have.
@@ -177,12 +183,16 @@ func (t trial) check() Finding {
 	if err == nil {
 		defer conn.Close()
 		err = t.try(conn)
+	} else {
+		err = noTrialError{err}
 	}
 	switch {
 	case err == nil:
 		return green(t.probe, "works")
 	case t.needed:
 		return red(t.probe, err.Error(), t.without)
+	case errors.As(err, new(noTrialError)):
+		return failed(t.probe, err)
 	}
 	return yellow(t.probe, err.Error(), t.without)
 }
