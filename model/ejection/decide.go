@@ -90,7 +90,7 @@ func (s *step) redo(name service.Name) {
 			e.listings = slices.DeleteFunc(e.listings, func(l listing) bool { return l.group == old })
 		}
 	}
-	if whole := share.Unadjusted(s.snapshot, name); whole != nil && s.mode(whole) != service.EjectOff {
+	if whole := share.Unadjusted(s.snapshot, name); whole != nil && s.mode(whole) >= service.EjectReport {
 		for i := range whole.Ports {
 			if whole.Ports[i].IsRange() { // Its endpoints have no port to ask; they are those of the other ports.
 				continue
