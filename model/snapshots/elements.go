@@ -37,7 +37,7 @@ func amountOf(name service.Name, n int) amount {
 	return amount{name, n}
 }
 
-// replace does it for the version s of a service, which asks for that much; it is nil if the service goes.
+// replace replaces what a service asks for of both quotas by what its version s asks for, nil if the service goes.
 func (e *elements) replace(name service.Name, s *service.Service, asks elementDemand) {
 	e.plain.replace(name, s, amountOf(name, asks.plain))
 	e.slots.replace(name, s, amountOf(name, asks.slots))

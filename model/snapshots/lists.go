@@ -10,8 +10,8 @@ import (
 // affinity decides which services have the session affinity that they ask for, on some ports.
 type affinity struct{ quota[amount] }
 
-// replace does it for the version s of a service, nil if the service goes. One with more ports than a namespace may
-// have asks for nothing: it would only keep younger services from being admitted.
+// replace replaces what a service asks for by what its version s does, nil if the service goes. A service with more
+// ports than a namespace may have asks for nothing: it would only keep younger services from being admitted.
 func (a *affinity) replace(name service.Name, s *service.Service) {
 	n := affinityPorts(s)
 	if n > service.NamespaceShare(a.limit) {

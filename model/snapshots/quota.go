@@ -51,7 +51,8 @@ func (q *quota[D]) admits(name service.Name) bool {
 	return !asks || q.all.admitted[one.demand] != ""
 }
 
-// replace replaces what a service asks for by what its version s does, which is nil if the service goes.
+// replace replaces what a service asks for by d, which its version s asks for. s is nil if the service goes; then d is
+// the zero value.
 func (q *quota[D]) replace(name service.Name, s *service.Service, d D) {
 	var next, none asking[D]
 	if d != none.demand {
