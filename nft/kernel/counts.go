@@ -43,8 +43,9 @@ func (c *Conn) ChainCount(table nft.TableID, chain string) (packets uint64, err 
 	return packets, nil
 }
 
-// dumpCounts visits the objects of a dump, of which a missing table, chain or set has none. Each time that another
-// transaction comes in between it calls begin, and visits all again.
+// dumpCounts calls begin and visits the objects of a dump, and does both again each time that another transaction comes
+// in between, dumpTries times at most. A missing table, chain or set has no objects: also if it goes during the dump,
+// the last call is that of begin.
 func (c *Conn) dumpCounts(kind uint16, family nft.Family, of []byte, begin func(),
 	visit func(nfnetlink.Attributes) error) error {
 	for try := 1; ; try++ {

@@ -98,7 +98,8 @@ func (e *batchEncoder) addBatch(b nft.Batch) error {
 	e.B = slices.Grow(e.B, elements*elementSize)
 	for i, op := range b.Ops {
 		if err := e.addOp(i, op); err != nil {
-			if refused := (*BatchError)(nil); errors.As(err, &refused) {
+			var refused *BatchError
+			if errors.As(err, &refused) {
 				return err
 			}
 			return fmt.Errorf("encode %s: %w", summary(op), err)
