@@ -95,6 +95,9 @@ func (w *Watcher) Awaiting() []string {
 		return nil
 	}
 	words := missingOf(w.awaited)
+	if w.opts.AwaitPodCIDRs && !isClosed(w.index.node.podCIDRs) {
+		words = append(words, "a podCIDR of Node "+w.opts.Node)
+	}
 	if len(words) > 0 && w.lastFailure != nil {
 		words = append(words, fmt.Sprintf("the API server (%v)", w.lastFailure))
 	}

@@ -211,6 +211,9 @@ func (x *explainer) whyOwner(owner, loser service.Name, claim service.Claim) str
 	if ra, rb := rank(a), rank(b); ra != rb {
 		return fmt.Sprintf("%s goes before %s", names[ra], names[rb])
 	}
+	if a.Created.Equal(b.Created) {
+		return "it is as old, and its name comes first"
+	}
 	return "it is older"
 }
 

@@ -1,6 +1,7 @@
 // Package claims decides which of the services that claim an address and port gets it, and whose source ranges restrict
-// it. A decision depends on what is claimed at the address then, and on nothing that was decided before. An address of
-// the node is decided with the node ports, which have their numbers there, too.
+// it. A decision depends on what is claimed at the address then, on whose endpoint has it, on what the node needs
+// itself (Protected, Reserved) and on what is within the bounds, but on no earlier decision. An address of the node is
+// decided with the node ports, which have their numbers there, too.
 //
 // It knows services as values (model/service), and neither bounds nor endpoints' shares. It does no I/O.
 package claims

@@ -12,8 +12,8 @@ import (
 	"nftproxy/model/treap"
 )
 
-// rank says how good a service's right to a claim is, by the field that has the
-// address. The lowest rank is the best.
+// rank says how good a service's right to a claim is, by the field that has the address. The lowest rank is the best.
+// rightsOf lists the fields in this order, and explain says it in words (whyOwner).
 type rank byte
 
 const (

@@ -1,6 +1,7 @@
 // Package share decides who serves: which endpoints of a service get new connections on a node, and which share of them
-// each one gets, by weights, by hashes of clients, and by how new it is. All functions are pure, and SlowStarts read no
-// clock, so that all nodes of a cluster come to the same result where they see the same endpoints.
+// each one gets, by weights, by hashes of clients, and by how new it is. All functions are pure, so that all nodes of a
+// cluster come to the same result where they see the same endpoints. Only SlowStarts remember something: which
+// endpoints one process has seen, and since when. They read no clock either.
 //
 // It knows services as values (model/service). It knows neither who has an address (model/claims) nor how a packet
 // draws an endpoint (nft/ruleset).
@@ -157,8 +158,12 @@ type place struct {
 
 // same says whether endpoints have the same traits at both places.
 func (p place) same(o place) bool {
-	return p.family == o.family && (p.node == o.node || p.node.Name == o.node.Name && p.node.Zone == o.node.Zone &&
-		slices.Equal(p.node.PodCIDRs, o.node.PodCIDRs))
+	return p.family == o.family && Alike(p.node, o.node)
+}
+
+// Alike says whether a node that has changed makes the same choices as before.
+func Alike(a, b *service.Node) bool {
+	return a == b || a.Name == b.Name && a.Zone == b.Zone && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 }
 
 // traits are the facts about an endpoint that matter at a place.

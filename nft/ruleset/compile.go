@@ -8,6 +8,7 @@ import (
 	"nftproxy/model/ip"
 	"nftproxy/model/parallel"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
@@ -87,8 +88,7 @@ type changedService struct {
 func (c *Compiler) changed(s service.Snapshot) []changedService {
 	var list []changedService
 	// The node decides which endpoints are local and which are near.
-	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone || !slices.Equal(s.Node.PodCIDRs,
-		c.last.Node.PodCIDRs)
+	moved := !share.Alike(s.Node, c.last.Node)
 	if moved {
 		list = make([]changedService, 0, s.Services.Len())
 		for name, svc := range s.Services.All() {
