@@ -185,7 +185,7 @@ func (p *parts) addTelling(c Config) (err error) {
 		judge.NodeEligible = p.eligible.Load
 	}
 	p.judge = health.New(judge)
-	p.page = newStatusPage(c, p.judge, p.watcher.Problems)
+	p.page = newStatusPage(c, p.judge, p.watcher.Problems, p.besideTheSyncs)
 	p.settings = NewSysctls(c, r.record)
 	p.follower = NewConfigFollower(c, r.record, p.settings, p.watcher, p.loop)
 	if c.File != "" {

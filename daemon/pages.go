@@ -2,7 +2,13 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,11 +21,14 @@ import (
 	"nftproxy/look/explain"
 	"nftproxy/look/explain/live"
 	"nftproxy/look/inspect"
+	"nftproxy/look/nodestatus"
 	"nftproxy/model/service"
 )
 
-func newStatusPage(c Config, judge *health.Health, problems func(service.Name) []string) *statuspage.Page {
+func newStatusPage(c Config, judge *health.Health, problems func(service.Name) []string,
+	beside func() statuspage.Beside) *statuspage.Page {
 	return statuspage.New(statuspage.Config{
+		Beside:  beside,
 		Version: c.Version, Node: c.Node, Table: c.Rules.Table, Started: time.Now(),
 		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: c.Rules.NodePortAddresses, Problems: problems,
 		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
@@ -30,6 +39,33 @@ func newStatusPage(c Config, judge *health.Health, problems func(service.Name) [
 			return explainTo(ctx, c.Rules.Table, from, to, objects, problems)
 		},
 	})
+}
+
+// besideTheSyncs is what the parts that the page does not know say about the node.
+func (p *parts) besideTheSyncs() statuspage.Beside {
+	b := statuspage.Beside{Configuration: configurationDigest(p.follower.Flags())}
+	if behind := p.watcher.Behind(); len(behind.Resources) > 0 {
+		b.Behind = &nodestatus.Behind{Resources: behind.Resources, Since: behind.Since.UTC()}
+		if behind.Err != nil {
+			b.Behind.Error = behind.Err.Error()
+		}
+	}
+	notes := []string{p.watcher.Retained().String(), p.server.note(), p.rewriters.Note(), p.others.Note(),
+		p.kubeProxy.Note()}
+	b.Warnings = strings.FieldsFunc(strings.Join(notes, "\n"), func(c rune) bool { return c == '\n' })
+	return b
+}
+
+// configurationDigest is equal for nodes with the same flags but for the node's name.
+func configurationDigest(flags map[string]string) string {
+	const length = 12
+	sum := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		if name != "hostname-override" {
+			fmt.Fprintf(sum, "%s=%q\n", name, flags[name])
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:length]
 }
 
 // explainTo explains a packet for a page.

@@ -15,6 +15,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
+	"nftproxy/model/printable"
 	"nftproxy/model/service"
 )
 
@@ -267,7 +268,8 @@ func writeFlows(w io.Writer, rows []inspect.FlowRow) error {
 		if r.AgeSeconds != nil {
 			age = duration.HumanDuration(time.Duration(*r.AgeSeconds) * time.Second)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, cmp.Or(printable(id), "-"), r.Address,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, cmp.Or(printable.Text(id), "-"),
+			r.Address,
 			cmp.Or(r.Endpoint, "-"), r.State, age, duration.HumanDuration(r.Flow.Timeout), cmp.Or(r.Reason, "-"))
 	}
 	return t.Flush()

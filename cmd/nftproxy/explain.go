@@ -54,6 +54,7 @@ used of the Service's objects (a mistyped annotation, a bad field), and where th
 tables are not as the objects ask:
   --kubeconfig or --master  the API server; give the same flags as to run
   --nftproxy-manifests      files; give the same flags as to run
+  --like                    those of a running nftproxy, with its flags; 1 in its pod
 
 A packet has to pass the chains of all programs. explain names those that may drop or
 change it, with table, hook and priority: firewalls, a CNI plugin, kube-proxy. It does
@@ -103,6 +104,7 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 		},
 	}
 	o.addFlags(cmd)
+	o.addLike(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
@@ -113,14 +115,14 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 
 func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explain.Explanation, error) {
 	var none explain.Explanation
-	node, config, err := o.parse()
+	source, err := o.objects()
 	to, destinationErr := explain.ParseDestination(destination)
 	from, fromErr := explain.ParseOrigin(o.from)
 	if err := errors.Join(err, checkOutput(o.output, outputText, outputJSON, outputYAML), destinationErr,
 		fromErr); err != nil {
 		return none, err
 	}
-	kernel, err := live.Look(cmd.Context(), o.table)
+	kernel, err := live.Look(cmd.Context(), source.Rules.Table)
 	if err != nil {
 		return none, err
 	}
@@ -129,8 +131,6 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 	if err != nil {
 		return none, err
 	}
-	source := o.flowSource(node, config)
-	source.Objects.AllSlices = true
 	var objects *service.Snapshot
 	if source.Kind() != "table" {
 		addrs, err := hostaddr.List(cmd.Context())

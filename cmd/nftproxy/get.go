@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"nftproxy/look/inspect"
+	"nftproxy/model/printable"
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -146,7 +147,7 @@ func show[R any](cmd *cobra.Command, o *getOptions, s inspect.Selection, what st
 // names that the tables do not have.
 func (r *reading) finish(cmd *cobra.Command, o *getOptions, s inspect.Selection, rows int, what string) error {
 	if missing := r.Missing(s); len(missing) > 0 {
-		return fmt.Errorf("not in the tables: %s", printable(strings.Join(missing, ", ")))
+		return fmt.Errorf("not in the tables: %s", printable.Text(strings.Join(missing, ", ")))
 	}
 	if rows == 0 && !o.structured() {
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: no %s found\n", what)
@@ -212,9 +213,9 @@ the Service name it (kubectl describe).
 
 PROBLEMS are what cannot be used of the Service and its EndpointSlices: a mistyped
 annotation, a bad field. The tables do not tell. With --kubeconfig, --master or
---nftproxy-manifests as for run, get services asks there, and lists "problems" among
-the obstacles too; without, they are "not known", or null as JSON. The status page of
-a running proxy shows them.
+--nftproxy-manifests as for run, or --like 1 in nftproxy's pod, get services asks
+there, and lists "problems" among the obstacles too; without, they are "not known", or
+null as JSON. nftproxy status shows them, too.
 
 -o json prints an object with services. Each has namespace, name, clusterIPs,
 externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
@@ -252,6 +253,7 @@ add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		},
 	}
 	source.addObjectFlags(cmd)
+	source.addLike(cmd)
 	o.addFlags(cmd, "Services with this address; an address of the node selects node ports",
 		"Services with this port or node port")
 	cmd.ValidArgsFunction = o.completeServices

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"syscall"
@@ -85,7 +86,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		newVerifyCommand(), newTraceCommand(),
 		newConntrackCommand(),
 		newCheckCommand(), newProxiesCommand(), newCleanupCommand(),
-		newVersionCommand(), newWaitCommand(),
+		newStatusCommand(), newVersionCommand(), newWaitCommand(),
 	)
 	markArgs(cmd)
 	completeFlags(cmd)
@@ -108,16 +109,51 @@ func markArgs(cmd *cobra.Command) {
 }
 
 func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	var output string
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output, outputText, outputJSON, outputYAML); err != nil {
+				return usageError{err}
+			}
+			return printVersion(cmd, output)
+		},
 	}
+	addOutput(cmd, &output, outputText, outputJSON, outputYAML)
+	return cmd
 }
 
-func printVersion(cmd *cobra.Command) error {
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "nftproxy version %s\n", version())
+// build is what a binary knows of itself.
+type build struct {
+	Version string `json:"version"`
+	// Commit is that of the source, and Modified says that files differed from it; empty if the build did not know.
+	Commit   string `json:"commit"`
+	Modified bool   `json:"modified"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func printVersion(cmd *cobra.Command, output string) error {
+	b := build{Version: version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				b.Commit = s.Value
+			case "vcs.modified":
+				b.Modified = s.Value == "true"
+			}
+		}
+	}
+	switch output {
+	case outputJSON:
+		return writeJSON(cmd.OutOrStdout(), b)
+	case outputYAML:
+		return writeYAML(cmd.OutOrStdout(), b)
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "nftproxy version %s\n", b.Version)
 	return err
 }
 

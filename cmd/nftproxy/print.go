@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"nftproxy/model/printable"
 )
 
 // The values of --output. Commands that print rows have all of them, as kubectl does.
@@ -76,38 +75,11 @@ func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R
 	}
 	for r := range rows {
 		for i, c := range columns {
-			cells[i] = cmp.Or(printable(c.text(&rows[r])), "-")
+			cells[i] = cmp.Or(printable.Text(c.text(&rows[r])), "-")
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
-}
-
-// printable returns the text with escapes, such as \x1b, in place of every character that does not print: control
-// characters, marks that reverse the direction of text, line breaks, and bytes that are no UTF-8.
-func printable(s string) string {
-	return escape(s, func(b []byte, r rune, raw string) []byte {
-		if r == utf8.RuneError && len(raw) == 1 {
-			return fmt.Appendf(b, `\x%02x`, raw[0])
-		}
-		quoted := strconv.QuoteRuneToASCII(r)
-		return append(b, quoted[1:len(quoted)-1]...)
-	})
-}
-
-// escape replaces the characters that do not print. with appends the replacement of one, whose bytes are raw.
-func escape(s string, with func(b []byte, r rune, raw string) []byte) string {
-	var b []byte
-	for len(s) > 0 {
-		r, size := utf8.DecodeRuneInString(s)
-		if invalid := r == utf8.RuneError && size == 1; invalid || !strconv.IsPrint(r) {
-			b = with(b, r, s[:size])
-		} else {
-			b = append(b, s[:size]...)
-		}
-		s = s[size:]
-	}
-	return string(b)
 }
 
 func checkOutput(output string, of ...string) error {
@@ -128,27 +100,13 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// escapeJSON puts JSON's escape in place of each character of a JSON text that does not print. A line break stays:
-// within strings JSON has none.
-func escapeJSON(text string) string {
-	return escape(text, func(b []byte, r rune, raw string) []byte {
-		if r == '\n' {
-			return append(b, raw...)
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			b = fmt.Appendf(b, `\u%04x`, unit)
-		}
-		return b
-	})
-}
-
 func jsonText(v any) (string, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	err := e.Encode(v)
-	return escapeJSON(b.String()), err
+	return printable.JSON(b.String()), err
 }
 
 // writeYAML prints a value as YAML, with the names that it has in JSON. The library

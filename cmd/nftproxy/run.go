@@ -65,7 +65,7 @@ writes only what has changed since.`,
 				return usageError{err}
 			}
 			if o.config.version != "false" {
-				return printVersion(cmd)
+				return printVersion(cmd, outputText)
 			}
 			if o.config.cleanup {
 				return cleanupTables(cmd, o.table)

@@ -36,6 +36,8 @@ type sourceOptions struct {
 	table                         string
 	rules                         ruleset.Config // what flags set as they are
 	claims                        claimOptions
+	// like is the process whose flags count in place of these, 0 for none.
+	like int
 }
 
 func (o *sourceOptions) addFlags(cmd *cobra.Command) {
@@ -68,12 +70,45 @@ func (o *sourceOptions) addObjectFlags(cmd *cobra.Command) {
 	}
 }
 
+// addLike adds the flag that names a process in place of flags.
+func (o *sourceOptions) addLike(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&o.like, "like", 0, "take the objects and the flags of the nftproxy run with this process `ID`")
+}
+
+// objects returns what says which objects there are, all EndpointSlices among them: by the flags, or by those of a
+// process.
+func (o *sourceOptions) objects() (*inspect.FlowSource, error) {
+	source := &inspect.FlowSource{InPod: true}
+	if o.like == 0 {
+		node, config, err := o.parse()
+		if err != nil {
+			return nil, err
+		}
+		source = o.flowSource(node, config)
+	} else {
+		if o.from != (watch.Source{}) {
+			return nil, errors.New("--like cannot be combined with --kubeconfig, --master or --nftproxy-manifests")
+		}
+		given, err := runFlagsOf(o.like)
+		if err != nil {
+			return nil, fmt.Errorf("--like: %w", err)
+		}
+		c, err := given.config(nil)
+		if err != nil {
+			return nil, fmt.Errorf("--like: %w", err)
+		}
+		source.Source = sourceOf(c)
+	}
+	source.Objects.AllSlices = true
+	return source, nil
+}
+
 // problems returns what says which problems a Service has by the objects; nil without a source of objects.
 func (o *sourceOptions) problems(cmd *cobra.Command) (func(service.Name) []string, error) {
-	if o.from == (watch.Source{}) {
+	if o.from == (watch.Source{}) && o.like == 0 {
 		return nil, nil
 	}
-	node, config, err := o.parse()
+	source, err := o.objects()
 	if err != nil {
 		return nil, usageError{err}
 	}
@@ -81,8 +116,6 @@ func (o *sourceOptions) problems(cmd *cobra.Command) (func(service.Name) []strin
 	if err != nil {
 		return nil, err
 	}
-	source := o.flowSource(node, config)
-	source.Objects.AllSlices = true
 	_, err = source.Snapshot(cmd.Context(), addrs, cmd.ErrOrStderr())
 	return source.Problems, err
 }

@@ -16,6 +16,7 @@ import (
 
 	"nftproxy/look/inspect"
 	"nftproxy/look/traffic"
+	"nftproxy/model/printable"
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -177,7 +178,7 @@ func writeTop(w io.Writer, v *traffic.View, o *topOptions) error {
 		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "SERVICE\tCAUSE\tPACKETS/S\tPACKETS")
 		for _, r := range v.Refused {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\n", printable(r.Service), r.Cause, rateText(r.PacketsPerSecond), r.Packets)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\n", printable.Text(r.Service), r.Cause, rateText(r.PacketsPerSecond), r.Packets)
 		}
 		t.Flush() // a Buffer takes everything
 	}
@@ -189,7 +190,7 @@ func writeTopServices(b *bytes.Buffer, v *traffic.View, o *topOptions) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\tPORT\tPROTOCOL\tNEW/S\tNEW")
 	for _, s := range v.Services {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\n", printable(s.Service), printable(s.Port), s.Protocol,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\n", printable.Text(s.Service), printable.Text(s.Port), s.Protocol,
 			rateText(s.ConnectionsPerSecond), s.Connections)
 		if !o.endpoints {
 			continue

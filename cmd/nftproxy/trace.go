@@ -13,6 +13,7 @@ import (
 
 	"nftproxy/look/inspect"
 	"nftproxy/look/tracing"
+	"nftproxy/model/printable"
 	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
 )
@@ -156,10 +157,10 @@ func printTraced(w io.Writer, t *tracing.Trace, p *tracing.Packet, output string
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(w, escapeJSON(string(line)))
+		_, err = fmt.Fprintln(w, printable.JSON(string(line)))
 		return err
 	}
-	if err := p.WriteText(w, printable); err != nil {
+	if err := p.WriteText(w, printable.Text); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "  entry: %s\n", entry)

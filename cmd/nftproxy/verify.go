@@ -17,6 +17,7 @@ import (
 	"nftproxy/daemon"
 	"nftproxy/look/inspect"
 	"nftproxy/look/verify"
+	"nftproxy/model/printable"
 )
 
 // The exit status of verify where the tables differ, and where it could not tell.
@@ -149,7 +150,7 @@ func (o *verifyOptions) write(w io.Writer, r verify.Report) error {
 		return err
 	}
 	for line := range strings.Lines(b.String()) {
-		if _, err := fmt.Fprintln(w, printable(strings.TrimSuffix(line, "\n"))); err != nil {
+		if _, err := fmt.Fprintln(w, printable.Text(strings.TrimSuffix(line, "\n"))); err != nil {
 			return err
 		}
 	}

@@ -55,8 +55,8 @@ func (p *Page) footer() *html.Node {
 
 // trouble is a page that says why there is no other.
 func (p *Page) trouble(code int, heading, why string) *answer {
-	return &answer{code: code, document: p.document(heading+" – nftproxy", heading, plain("p", why),
-		element("p", nil, link("?", "To the overview")))}
+	return &answer{code: code, refused: heading + ": " + why, document: p.document(heading+" – nftproxy", heading,
+		plain("p", why), element("p", nil, link("?", "To the overview")))}
 }
 
 func (p *Page) overview(q *request) *answer {

@@ -8,6 +8,7 @@ package statuspage
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -24,6 +25,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/look/explain"
 	"nftproxy/look/inspect"
+	"nftproxy/look/nodestatus"
 	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
@@ -54,6 +56,15 @@ type Config struct {
 	// and memory, so the page calls it only when it is asked, and not often.
 	Explain func(ctx context.Context, from explain.Origin, to explain.Destination,
 		objects *service.Snapshot) (explain.Explanation, error)
+	// Beside is what other parts of the process know of the node; nil if there are none.
+	Beside func() Beside
+}
+
+// Beside is what other parts of the process know of the node, for programs.
+type Beside struct {
+	Behind        *nodestatus.Behind
+	Warnings      []string
+	Configuration string
 }
 
 // The bounds on work for pages.
@@ -143,7 +154,14 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	var body bytes.Buffer
-	if err := html.Render(&body, answer.document); err != nil {
+	var err error
+	if r.URL.RawQuery == nodestatus.Query {
+		w.Header().Set("Content-Type", "application/json")
+		err = json.NewEncoder(&body).Encode(answer.object())
+	} else {
+		err = html.Render(&body, answer.document)
+	}
+	if err != nil {
 		http.Error(w, fmt.Sprintf("write the page: %v", err), http.StatusInternalServerError)
 		return
 	}
@@ -160,12 +178,23 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body.Bytes()) // An error means that the client has gone.
 }
 
-// answer is a page with its status.
+// answer is a page with its status, or what programs get in its place.
 type answer struct {
 	code     int
 	document *html.Node
+	// status is for programs; nil if refused says in words why there is none.
+	status  *nodestatus.Status
+	refused string
 	// retryAfter is when the client may ask again, 0 for no advice.
 	retryAfter time.Duration
+}
+
+// object is what programs get.
+func (a *answer) object() any {
+	if a.status != nil {
+		return a.status
+	}
+	return nodestatus.Refusal{Error: a.refused}
 }
 
 // setHeaders sets the headers of all answers. The policy admits the page's own style and
@@ -236,6 +265,10 @@ func (p *Page) work(r *http.Request) *answer {
 			budget.Spend(time.Now(), time.Since(begun))
 		}
 	}()
+	if r.URL.RawQuery == nodestatus.Query {
+		s := p.status(begun)
+		return &answer{code: http.StatusOK, status: &s}
+	}
 	q, err := parseRequest(r.URL.Query())
 	if err != nil {
 		return p.trouble(http.StatusBadRequest, "Cannot show that", err.Error()+".")

@@ -35,7 +35,13 @@ type answer struct {
 
 func ask(t testing.TB, h http.Handler, method, target string) answer {
 	t.Helper()
-	r := httptest.NewRequest(method, "http://127.0.0.1:10249"+target, nil)
+	return askHost(t, h, method, "127.0.0.1:10249", target)
+}
+
+func askHost(t testing.TB, h http.Handler, method, host, target string) answer {
+	t.Helper()
+	r := httptest.NewRequest(method, target, nil)
+	r.Host = host
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	a := answer{Response: w.Result()}
@@ -197,14 +203,4 @@ func TestOrder(t *testing.T) {
 		"1 Service in quarantine") {
 		t.Errorf("title %q", title)
 	}
-}
-
-// askHost asks for the overview by that name of the host.
-func askHost(t *testing.T, h http.Handler, host string) answer {
-	t.Helper()
-	r := httptest.NewRequest(http.MethodGet, "/status", nil)
-	r.Host = host
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	return answer{Response: w.Result()}
 }

@@ -280,7 +280,7 @@ func TestHosts(t *testing.T) {
 		"evil.example": 421, "evil.example:10249": 421, "127.0.0.1.evil.example": 421, "localhost.evil.example": 421,
 		"node-1.evil.example:80": 421,
 	} {
-		a := askHost(t, p, host)
+		a := askHost(t, p, http.MethodGet, host, "/status")
 		if a.StatusCode != want {
 			t.Errorf("host %q: %s, want %d", host, a.Status, want)
 		}

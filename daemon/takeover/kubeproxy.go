@@ -45,8 +45,9 @@ type KubeProxy struct {
 	// inForce says that our program has been in force in both families.
 	inForce atomic.Bool
 
-	// last is the state that was logged last, and failure the error.
+	// last is the state that was logged last, and failure the error. note is what people should know of it.
 	last, failure string
+	note          atomic.Pointer[string]
 	// gone is since when kube-proxy has not been running, or zero.
 	gone time.Time
 	// absent says that the last look found no kube-proxy, and hidden that its rules changed between two such looks: there
@@ -145,6 +146,14 @@ func (f *KubeProxy) judge(kinds []otherproxy.Kind, written bool, running *otherp
 	}
 }
 
+// Note says in a sentence what people should know; empty for nothing. It may be called from any goroutine.
+func (f *KubeProxy) Note() string {
+	if note := f.note.Load(); note != nil {
+		return *note
+	}
+	return ""
+}
+
 // report logs a state that differs from the last one. Two proxies on one node are a
 // warning and an event.
 func (f *KubeProxy) report(kinds []otherproxy.Kind, running otherproxy.Running) {
@@ -159,9 +168,12 @@ func (f *KubeProxy) report(kinds []otherproxy.Kind, running otherproxy.Running) 
 	}
 	before := f.last
 	f.last = state
+	f.note.Store(nil)
 	warn := func(text, hint string) {
 		f.log.Warn(text, "kube-proxy", running.String(), "rules", list, "hint", hint)
-		f.record(fmt.Sprintf("%s (%s; rules: %s): %s", text, running, list, hint))
+		note := fmt.Sprintf("%s (%s; rules: %s): %s", text, running, list, hint)
+		f.record(note)
+		f.note.Store(&note)
 	}
 	switch {
 	case running.Yes() && len(kinds) > 0:

@@ -24,6 +24,8 @@ import (
 // tables in the kernel.
 type FlowSource struct {
 	Source
+	// InPod says that an empty Source stands for the API server of this pod's cluster, as for run.
+	InPod bool
 	// Established has the protocols of which even established connections are
 	// stale when their endpoint is gone.
 	Established []service.Protocol
@@ -35,7 +37,7 @@ type FlowSource struct {
 
 // Kind returns the name of the source in the JSON output.
 func (s *FlowSource) Kind() string {
-	if s.Source.Source == (watch.Source{}) {
+	if s.Source.Source == (watch.Source{}) && !s.InPod {
 		return "table"
 	}
 	return s.Source.Kind()
