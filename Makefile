@@ -12,8 +12,16 @@ export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -trimpath)
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-build: ## build bin/nftproxy, the static binary that is in the image
+build: ## build bin/nftproxy, the static binary that is in the image, and bin/kubectl-nftproxy, the plugin of kubectl
 	$(GO) build -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
+	$(GO) build -ldflags "-s -w" -o bin/kubectl-nftproxy ./cmd/kubectl-nftproxy
+
+.PHONY: plugins
+plugins: ## build the plugin of kubectl for Linux, macOS and Windows into bin/plugins
+	@for system in linux darwin windows; do for arch in amd64 arm64; do \
+		echo "building bin/plugins/$$system-$$arch"; \
+		GOOS=$$system GOARCH=$$arch $(GO) build -ldflags "-s -w" -o bin/plugins/$$system-$$arch/ ./cmd/kubectl-nftproxy || exit 1; \
+	done; done
 
 image: ## write bin/nftproxy-image.tar, the OCI image for ARCHES (amd64 arm64), named IMAGE
 	@for arch in $(ARCHES); do \
@@ -172,6 +180,7 @@ cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/
 realcluster:
 	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
 	$(GO) -C hack/helm build -o $(CURDIR)/bin/helm .
+	$(GO) build -ldflags "-s -w" -o bin/kubectl-nftproxy ./cmd/kubectl-nftproxy
 	$(GO) build -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
 
 cluster-down: ## end the cluster of make cluster, and remove everything that it left

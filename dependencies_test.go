@@ -25,7 +25,7 @@ const dependenciesPage = "docs/internals/dependencies.md"
 // TestDependencies holds that docs/internals/dependencies.md has each module that is
 // linked into nftproxy. With -update the page is written.
 func TestDependencies(t *testing.T) {
-	page := dependencies(linkedPackages(t))
+	page := dependencies(linkedPackages(t, "./cmd/nftproxy", "linux"))
 	if flag.Lookup("update").Value.String() == "true" {
 		if err := os.WriteFile(dependenciesPage, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
@@ -48,10 +48,10 @@ type linked struct {
 	Module     *struct{ Path, Version string }
 }
 
-func linkedPackages(t *testing.T) []linked {
+func linkedPackages(t *testing.T, command, system string) []linked {
 	t.Helper()
-	c := exec.Command("go", "list", "-deps", "-json=ImportPath,Standard,Imports,Module", "./cmd/nftproxy")
-	c.Env = append(os.Environ(), "GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=0", "GOFLAGS=")
+	c := exec.Command("go", "list", "-deps", "-json=ImportPath,Standard,Imports,Module", command)
+	c.Env = append(os.Environ(), "GOOS="+system, "GOARCH=amd64", "CGO_ENABLED=0", "GOFLAGS=")
 	c.Stderr = os.Stderr
 	out, err := c.Output()
 	if err != nil {
@@ -66,6 +66,22 @@ func linkedPackages(t *testing.T) []linked {
 			t.Fatal(err)
 		}
 		packages = append(packages, p)
+	}
+}
+
+// TestPluginWithoutKernel: the plugin of kubectl runs where there is no netlink, so it links nothing that needs it.
+func TestPluginWithoutKernel(t *testing.T) {
+	for _, system := range []string{"linux", "darwin", "windows"} {
+		packages := linkedPackages(t, "./cmd/kubectl-nftproxy", system)
+		if len(packages) < 100 {
+			t.Fatalf("%s: %d packages: nothing was tested", system, len(packages))
+		}
+		for _, p := range packages {
+			if strings.Contains(p.ImportPath, "netlink") || strings.Contains(p.ImportPath, "nftables") ||
+				strings.Contains(p.ImportPath, "conntrack") || strings.HasPrefix(p.ImportPath, "nftproxy/nft") {
+				t.Errorf("%s: the plugin links %s", system, p.ImportPath)
+			}
+		}
 	}
 }
 

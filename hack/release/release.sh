@@ -6,7 +6,8 @@
 # commit and the same release of Go give the same bytes, wherever and whenever. The commit needs a tag vMAJOR.MINOR.PATCH; with
 # SNAPSHOT=1 the version is the one that Go derives from the last tag.
 #
-# IMAGE is the name of the image, without the tag (localhost/nftproxy).
+# IMAGE is the name of the image, without the tag (localhost/nftproxy). DOWNLOADS is the address of the folder from which people
+# get the files of this release; with it there is a manifest of the plugin for krew, too.
 set -eu
 
 root=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
@@ -41,6 +42,18 @@ for arch in amd64 arm64; do
 	echo "building nftproxy-linux-$arch"
 	GOOS=linux GOARCH=$arch go build -buildvcs=true -trimpath -ldflags "-s -w" -o "$out/nftproxy-linux-$arch" ./cmd/nftproxy
 done
+for system in linux darwin windows; do
+	for arch in amd64 arm64; do
+		name=kubectl-nftproxy-$system-$arch
+		echo "building $name"
+		binary=kubectl-nftproxy
+		[ $system != windows ] || binary=kubectl-nftproxy.exe
+		GOOS=$system GOARCH=$arch go build -buildvcs=true -trimpath -ldflags "-s -w" -o "$work/plugin/$name/$binary" ./cmd/kubectl-nftproxy
+		cp LICENSE "$work/plugin/$name"
+		# The same bytes from the same files: krew holds a release to its checksum.
+		tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$work/plugin/$name" -cf - . | gzip -n >"$out/$name.tar.gz"
+	done
+done
 version=$(go version -m "$out/nftproxy-linux-amd64" | awk '$1 == "mod" { print $3 }')
 tag=$(echo "$version" | tr + -) # a tag of an image has no "+"
 
@@ -51,6 +64,9 @@ for folder in overlays/kubeadm overlays/trial overlays/gated cleanup/nftproxy cl
 	"$tool" manifest --image "$image:$tag" "$work/src/deploy/$folder" >"$(echo "$folder" | sed 's|^overlays/|nftproxy-|; s|/|-|').yaml"
 done
 "$work/helm" package --version "$version" --repository "$image" --tag "$tag" "$work/src/deploy/helm"
+if [ -n "${DOWNLOADS:-}" ]; then
+	"$work/src/hack/release/krew.sh" "$tag" "$DOWNLOADS" kubectl-nftproxy-*.tar.gz >nftproxy.krew.yaml
+fi
 sha256sum -- * >"$work/SHA256SUMS"
 mv "$work/SHA256SUMS" .
 

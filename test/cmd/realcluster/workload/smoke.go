@@ -26,6 +26,7 @@ func tests(policies bool) []test {
 		{"services by name", byName},
 		{"cluster IPs of both families", clusterIPs},
 		{"node ports of each node from outside", nodePorts},
+		{"kubectl nftproxy", askCluster},
 		{"externalTrafficPolicy Local", localPolicy},
 		{"externalTrafficPolicy Local for pods", localPolicyForPods},
 		{"rolling update of a Deployment under load", updateDeployment},

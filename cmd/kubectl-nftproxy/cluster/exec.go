@@ -1,0 +1,153 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+// ExitError says that a command ended with another exit status than 0. What it printed is there all the same.
+type ExitError struct {
+	Status int
+	Stderr string
+}
+
+func (e *ExitError) Error() string {
+	if text := strings.TrimSpace(e.Stderr); text != "" {
+		return text
+	}
+	return fmt.Sprintf("exit status %d", e.Status)
+}
+
+// The path of nftproxy in its image, and how much is kept of what one command prints, in bytes.
+const (
+	binary    = "/nftproxy"
+	maxOutput = 64 << 20
+	maxErrors = 64 << 10
+)
+
+// Ask runs a command of nftproxy in the node's pod and returns what it prints. The error is an *ExitError if the
+// command ended with another exit status than 0.
+func (c *Cluster) Ask(ctx context.Context, n *Node, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &bounded{most: maxOutput, full: func() {
+		cancel(fmt.Errorf("the answer of %s has more than %d MiB", args[0], maxOutput>>20))
+	}}
+	err := c.Stream(ctx, n, out, nil, args...)
+	return out.text(), err
+}
+
+// Stream runs a command and writes what it prints to out and errs while it runs. Without errs the error has that text.
+// A writer may still be written to after Stream has returned because the context ended.
+func (c *Cluster) Stream(ctx context.Context, n *Node, out, errs io.Writer, args ...string) error {
+	if err := runs(n); err != nil {
+		return err
+	}
+	kept := &bounded{most: maxErrors, full: func() {}}
+	if errs == nil {
+		errs = kept
+	}
+	executor, err := c.executor(n, args)
+	if err != nil {
+		return fmt.Errorf("run nftproxy %s: %w", args[0], err)
+	}
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: errs})
+	switch code := (exec.CodeExitError{}); {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &code):
+		return &ExitError{Status: code.Code, Stderr: string(kept.text())}
+	case err != nil:
+		return fmt.Errorf("run nftproxy %s: %w", args[0], err)
+	}
+	return nil
+}
+
+// executor runs a command as kubectl does: by WebSocket, and with servers or proxies that cannot, by SPDY.
+func (c *Cluster) executor(n *Node, args []string) (remotecommand.Executor, error) {
+	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").Namespace(n.Pod.Namespace).Name(n.Pod.Name).
+		SubResource("exec").VersionedParams(&corev1.PodExecOptions{Container: Container, Stdout: true, Stderr: true,
+		Command: append([]string{binary}, args...)}, scheme.ParameterCodec)
+	socket, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
+	if err != nil {
+		return nil, err
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(c.config, "POST", request.URL())
+	if err != nil {
+		return nil, err
+	}
+	return remotecommand.NewFallbackExecutor(socket, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+}
+
+// runs says why a node cannot be asked.
+func runs(n *Node) error {
+	switch {
+	case n.Pod == nil:
+		return errors.New("no pod of nftproxy")
+	case n.Pod.Status.Phase != corev1.PodRunning:
+		return fmt.Errorf("nftproxy's pod is %s%s", n.Pod.Status.Phase, why(n.Pod))
+	}
+	for _, s := range n.Pod.Status.ContainerStatuses {
+		if s.Name == Container && s.State.Running == nil {
+			return fmt.Errorf("nftproxy does not run%s", why(n.Pod))
+		}
+	}
+	return nil
+}
+
+// why says what a pod's container waits for, or how it ended.
+func why(p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		switch w, t := s.State.Waiting, s.State.Terminated; {
+		case w != nil && w.Reason != "":
+			return ": " + w.Reason
+		case t != nil:
+			return fmt.Sprintf(": ended with exit status %d", t.ExitCode)
+		}
+	}
+	return ""
+}
+
+// bounded keeps what is written up to a bound, and calls full once when there is more. It is safe for concurrent use.
+type bounded struct {
+	most int
+	full func()
+
+	mu   sync.Mutex
+	kept bytes.Buffer
+	over bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over {
+		return len(p), nil
+	}
+	if b.kept.Len()+len(p) > b.most {
+		b.over = true
+		b.full()
+		return len(p), nil
+	}
+	return b.kept.Write(p)
+}
+
+// text returns what was written so far.
+func (b *bounded) text() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return bytes.Clone(b.kept.Bytes())
+}

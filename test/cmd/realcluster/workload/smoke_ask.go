@@ -1,0 +1,134 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// pluginPath is of make build, from the folder where realcluster runs.
+const pluginPath = "bin/kubectl-nftproxy"
+
+// plugin runs kubectl nftproxy outside of the nodes, as an administrator does, and returns what it prints. wants are
+// what that has to have, and code is the exit status.
+func (f *fixture) plugin(ctx context.Context, code int, wants []string, args ...string) (stdout string, err error) {
+	path, err := filepath.Abs(pluginPath)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, path, append([]string{"--kubeconfig", f.Plane.AdminKubeconfig()}, args...)...)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	exit := (*exec.ExitError)(nil)
+	if err := f.Outside.Run(cmd); err != nil && !errors.As(err, &exit) {
+		return "", err
+	}
+	var wrong []error
+	if got := cmd.ProcessState.ExitCode(); got != code {
+		wrong = append(wrong, fmt.Errorf("exit status %d, want %d", got, code))
+	}
+	for _, want := range wants {
+		if !strings.Contains(out.String(), want) {
+			wrong = append(wrong, fmt.Errorf("it does not say %q", want))
+		}
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return "", fmt.Errorf("kubectl nftproxy %s: %w\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
+	}
+	return out.String(), nil
+}
+
+// askCluster: the plugin of kubectl tells of a cluster that is well, of mistakes in objects, of what happens to a pod's
+// packet on two nodes, and of a node without a network.
+func askCluster(ctx context.Context, f *fixture) (string, error) {
+	nodes := f.Nodes()
+	pods, err := f.Pods(ctx, "app=client")
+	if err != nil {
+		return "", err
+	}
+	if err := f.annotateWeb(ctx, `"client-hash"`); err != nil {
+		return "", err
+	}
+	folder, err := os.MkdirTemp("", "sysdump")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(folder)
+	client := pods[0]
+	all := fmt.Sprintf("%d/%d", len(nodes), len(nodes))
+	for _, c := range []struct {
+		args  string
+		wants []string
+	}{
+		{"status --wait --timeout=2m", append([]string{"READY"}, nodes...)},
+		{"explain svc/web:80 -n " + Namespace + " --from pod/" + client.Name, []string{
+			"On the client's node " + client.Spec.NodeName, "of Service " + Namespace + "/web", "of the endpoint ",
+			"is svc/" + Namespace + "/web", "is pod/" + Namespace + "/" + client.Name, "nftproxy.io/balance"}},
+		{"explain svc/web:80 -n " + Namespace + " --from node/" + nodes[0], []string{"On the client's node " + nodes[0]}},
+		{"get services web -n " + Namespace, []string{all}},
+		{"get endpoints web -n " + Namespace + " -o wide", []string{"pod/web-", "ready", "active", all}},
+		{"verify", append([]string{"RIGHT"}, nodes...)},
+		{"logs --node " + nodes[0] + " --tail=-1", []string{"starting"}},
+		{"sysdump --redact -f " + filepath.Join(folder, "dump.tar.gz"), []string{fmt.Sprintf("%d nodes", len(nodes))}},
+	} {
+		if _, err := f.plugin(ctx, 0, c.wants, strings.Fields(c.args)...); err != nil {
+			return "", err
+		}
+	}
+	text, err := f.plugin(ctx, 0, nil, "status", "-o", "json", "--node", nodes[0])
+	if err != nil {
+		return "", err
+	}
+	if err := troubledWeb(text); err != nil {
+		return "", err
+	}
+	if err := f.annotateWeb(ctx, "null"); err != nil {
+		return "", err
+	}
+	lost := nodes[len(nodes)-1]
+	repair, err := f.cutOff(ctx, lost, false)
+	if err != nil {
+		return "", err
+	}
+	_, err = f.plugin(ctx, 1, []string{lost + ": ", "no-answer"}, "status")
+	return fmt.Sprintf("%d nodes, and one of them without a network", len(nodes)), errors.Join(err, repair())
+}
+
+// annotateWeb sets a mistaken value of an option of the Service web, or removes it by null.
+func (f *fixture) annotateWeb(ctx context.Context, value string) error {
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{"nftproxy.io/balance":%s}}}`, value)
+	_, err := f.Client.CoreV1().Services(Namespace).Patch(ctx, "web", types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("annotate Service web: %w", err)
+	}
+	return nil
+}
+
+// troubledWeb says whether the status of a node names the Service web with its mistake.
+func troubledWeb(status string) error {
+	var list struct {
+		Items []struct {
+			Status struct{ Troubled []struct{ Name string } }
+		}
+	}
+	if err := json.Unmarshal([]byte(status), &list); err != nil {
+		return err
+	}
+	for _, i := range list.Items {
+		for _, s := range i.Status.Troubled {
+			if s.Name == "web" {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("status does not name the Service with a mistake: %s", status)
+}
