@@ -99,7 +99,7 @@ golden: ## write the golden files again: what of deploy is made from deploy/helm
 	$(GO) test ./nft/ruleset -run TestGolden -update
 	$(GO) test ./watch -run TestGolden -update
 	$(GO) test ./daemon/metrics -run TestPage -update
-	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestTroubleshooting|TestGet$$' -update
+	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestTroubleshooting|TestGet$$|TestChartFlags' -update
 	$(GO) test ./look/inspect -run TestDraining -update
 	$(GO) test . -run TestDependencies -update
 	$(GO) -C hack/helm test ./chart -update

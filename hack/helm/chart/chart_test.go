@@ -57,6 +57,7 @@ func TestSources(t *testing.T) {
 	base := render(t, read(t, deploy+"/base/values.yaml"))
 	gated := render(t, "startupTaint: true")
 	validated := render(t, "validateOptions: true")
+	alerts := render(t, "prometheusRule: {enabled: true}")["prometheus-rule.yaml"]
 	config := values(t, render(t, `{existingConfigMap: "", apiServer: {host: ADDRESS}}`)["configmap.yaml"])["data"].(map[string]any)["config.conf"].(string)
 	for file, text := range map[string]string{
 		"base/daemonset.yaml":            base["daemonset.yaml"],
@@ -66,6 +67,7 @@ func TestSources(t *testing.T) {
 		"overlays/elsewhere/config.conf": config,
 
 		"components/validate-options/policy.yaml": validated["validate-options-policy.yaml"],
+		"alerts/nftproxy.yaml":                    alerts,
 	} {
 		if text == "" {
 			t.Errorf("the chart has nothing for %s", file)
@@ -154,6 +156,10 @@ clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
 nodePortAddresses: [localhost, 192.0.2.0/24, "2001:db8::/32"]
 configuration: {logging: {verbosity: 3}, conntrack: {maxPerCore: 0}}
 counters: metrics
+eject: "on"
+balance: client
+podMonitor: {enabled: true, labels: {release: monitoring}, interval: 15s, tlsConfig: {insecureSkipVerify: true}}
+prometheusRule: {enabled: true, labels: {release: monitoring}, runbookBase: "https://example.org/nftproxy/"}
 startupTaint: true
 validateOptions: true
 conntrackSysctls: false
@@ -187,6 +193,16 @@ func TestValues(t *testing.T) {
 	if diff := cmp.Diff(want, values(t, config)); diff != "" {
 		t.Errorf("configuration (-want +got):\n%s", diff)
 	}
+	alert := got["PrometheusRule nftproxy"].(map[string]any)["spec"].(map[string]any)["groups"].([]any)[0].(map[string]any)
+	first := alert["rules"].([]any)[0].(map[string]any)["annotations"].(map[string]any)
+	if url := first["runbook_url"]; url != "https://example.org/nftproxy/docs/troubleshooting.md"+
+		"#prometheus-does-not-reach-nftproxy" {
+		t.Errorf("the runbook of an alert is %v", url)
+	}
+	monitor := got["PodMonitor nftproxy"]
+	if diff := cmp.Diff(golden(t, "pod-monitor.yaml", monitor), monitor); diff != "" {
+		t.Errorf("PodMonitor (-want +got):\n%s", diff)
+	}
 	daemonSet := got["DaemonSet nftproxy"]
 	if diff := cmp.Diff(golden(t, "everything.yaml", daemonSet), daemonSet); diff != "" {
 		t.Errorf("DaemonSet (-want +got):\n%s", diff)
@@ -218,6 +234,11 @@ func TestRefused(t *testing.T) {
 		`image: {name: nftproxy}`:                "name",
 		`maxUnavailable: 0`:                      "maxUnavailable",
 		`extraArgs: [-v=3]`:                      "extraArgs",
+		`extraArgs: [--nftproxy-ejection=on]`:    "extraArgs",
+		`eject: true`:                            "eject",
+		`balance: rr`:                            "balance",
+		`podMonitor: {interval: often}`:          "interval",
+		`prometheusRule: {runbookBase: here}`:    "runbookBase",
 		`resources: {cpu: 1}`:                    "resources",
 		`seLinuxOptions: spc_t`:                  "seLinuxOptions",
 		`existingConfigMap: ""`:                  "apiServer.host is not set",
