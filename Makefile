@@ -36,7 +36,7 @@ release: ## write the files of a release into bin/release: binaries, image, mani
 
 test: build lint ## run every test: unit and property, as root also kernel and API server
 	@test "$$(id -u)" -ne 0 || hack/build-tools.sh
-	@# lint has vetted the tests, and without debugging information they are linked in half the time.
+	@# lint has vetted the tests, and without debugging information linking takes two thirds of the time.
 	$(GO) test -timeout 30m -vet=off -ldflags="-s -w" $$($(GO) list ./... | grep -v '^nftproxy/cmd/nftproxy$$')
 	@# By itself: it starts the proxy most, and waits for what that does in real time.
 	$(GO) test -timeout 30m -vet=off -ldflags="-s -w" ./cmd/nftproxy
