@@ -74,7 +74,7 @@ test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 
 	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/evidence/kernels.md))
 
 .PHONY: test-kernels-short
-test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one, as CI does
+test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one: after a change of what is sent to the kernel, and before a release
 	$(GO) run ./test/cmd/matrix kernels --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,look/preflight
 
 .PHONY: test-nft
