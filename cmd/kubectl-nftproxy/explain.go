@@ -318,7 +318,7 @@ func (c *explainCommand) podAddress(ctx context.Context, name string, client []n
 	if err != nil {
 		return d, fmt.Errorf("pod/%s: want a port, as in pod/%s:8080 or pod/%s:53/udp", name, name, name)
 	}
-	pod, err := c.pod(ctx, name)
+	pod, err := c.pod(ctx, c.of, name)
 	if err != nil {
 		return d, err
 	}
@@ -329,11 +329,7 @@ func (c *explainCommand) podAddress(ctx context.Context, name string, client []n
 	return destination{netip.AddrPortFrom(addr, port), protocol}, nil
 }
 
-func (p *plugin) pod(ctx context.Context, name string) (*corev1.Pod, error) {
-	of, err := p.cluster()
-	if err != nil {
-		return nil, err
-	}
+func (p *plugin) pod(ctx context.Context, of *cluster.Cluster, name string) (*corev1.Pod, error) {
 	pod, err := of.Client.CoreV1().Pods(p.namespace()).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get pod %s/%s: %w", p.namespace(), name, err)
@@ -370,7 +366,7 @@ func (c *explainCommand) client(ctx context.Context) (client, error) {
 	case "node", "no", "nodes":
 		return client{node: name, own: true}, nil
 	}
-	pod, err := c.pod(ctx, name)
+	pod, err := c.pod(ctx, c.of, name)
 	if err != nil {
 		return client{}, err
 	}

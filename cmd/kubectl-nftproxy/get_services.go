@@ -168,7 +168,9 @@ func servicePorts(s *corev1.Service) (list []string) {
 // readyEndpoints counts the addresses that are ready, each once for each port.
 func readyEndpoints(list []discoveryv1.EndpointSlice) int {
 	type at struct {
-		address, port string
+		address, name string
+		port          int32
+		protocol      corev1.Protocol
 	}
 	seen := map[at]bool{}
 	for i := range list {
@@ -178,27 +180,12 @@ func readyEndpoints(list []discoveryv1.EndpointSlice) int {
 			}
 			for _, address := range e.Addresses {
 				for _, p := range list[i].Ports {
-					seen[at{address, portText(&p)}] = true
+					seen[at{address, valueOf(p.Name), valueOf(p.Port), cmp.Or(valueOf(p.Protocol), corev1.ProtocolTCP)}] = true
 				}
 			}
 		}
 	}
 	return len(seen)
-}
-
-// portText is a port of an EndpointSlice, such as "http 8080/tcp".
-func portText(p *discoveryv1.EndpointPort) string {
-	name, number, protocol := "", int32(0), corev1.ProtocolTCP
-	if p.Name != nil {
-		name = *p.Name
-	}
-	if p.Port != nil {
-		number = *p.Port
-	}
-	if p.Protocol != nil {
-		protocol = *p.Protocol
-	}
-	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", name, number, strings.ToLower(string(protocol))))
 }
 
 func serviceColumns() []column[serviceRow] {

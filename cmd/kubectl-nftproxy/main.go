@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -113,6 +114,12 @@ func (p *plugin) nodesOf(ctx context.Context, names []string) (*cluster.Cluster,
 	if err != nil {
 		return nil, nil, err
 	}
+	_, nodes, err := nodesIn(ctx, of, names)
+	return of, nodes, err
+}
+
+// nodesIn returns nftproxy's DaemonSets beside the nodes.
+func nodesIn(ctx context.Context, of *cluster.Cluster, names []string) ([]appsv1.DaemonSet, []cluster.Node, error) {
 	sets, err := of.DaemonSets(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -122,7 +129,7 @@ func (p *plugin) nodesOf(ctx context.Context, names []string) (*cluster.Cluster,
 		return nil, nil, err
 	}
 	nodes, err = chosen(nodes, names)
-	return of, nodes, err
+	return sets, nodes, err
 }
 
 // cluster connects to the API server.

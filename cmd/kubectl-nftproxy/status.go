@@ -190,15 +190,8 @@ func (r *round) progress() string {
 
 // ask asks all nodes once.
 func (c *statusCommand) ask(ctx context.Context, of *cluster.Cluster) (*round, error) {
-	sets, err := of.DaemonSets(ctx)
+	sets, nodes, err := nodesIn(ctx, of, c.nodes)
 	if err != nil {
-		return nil, err
-	}
-	nodes, err := of.Nodes(ctx, sets)
-	if err != nil {
-		return nil, err
-	}
-	if nodes, err = chosen(nodes, c.nodes); err != nil {
 		return nil, err
 	}
 	r := &round{rollout: rolloutOf(sets)}

@@ -43,19 +43,16 @@ ten packets or 30 s. What follows -- are flags of nftproxy trace.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			nodes, err := c.chosen(ctx)
+			of, nodes, err := c.chosen(ctx)
 			if err != nil {
 				return err
 			}
-			e := &explainCommand{plugin: c.plugin}
-			if e.of, err = c.cluster(); err != nil {
-				return err
-			}
+			e := &explainCommand{plugin: c.plugin, of: of}
 			to, err := e.destination(ctx, args[0], nil)
 			if err != nil {
 				return err
 			}
-			return c.stream(ctx, nodes, slices.Concat([]string{"trace", to.String()}, args[1:])...)
+			return c.stream(ctx, of, nodes, slices.Concat([]string{"trace", to.String()}, args[1:])...)
 		},
 	}
 	c.addFlags(cmd)
@@ -72,11 +69,11 @@ second and prints once. What follows -- are flags of nftproxy top.`,
 		Example: `  kubectl nftproxy top --node worker-3
   kubectl nftproxy top --from pod/client -- --endpoints`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			nodes, err := c.chosen(cmd.Context())
+			of, nodes, err := c.chosen(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return c.stream(cmd.Context(), nodes, append([]string{"top"}, args...)...)
+			return c.stream(cmd.Context(), of, nodes, append([]string{"top"}, args...)...)
 		},
 	}
 	c.addFlags(cmd)
@@ -95,17 +92,13 @@ func (p *plugin) newLogsCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			nodes, err := c.chosen(ctx)
+			of, nodes, err := c.chosen(ctx)
 			if err != nil {
 				return err
 			}
 			options := &corev1.PodLogOptions{Container: cluster.Container, Follow: follow, Previous: previous}
 			if tail >= 0 {
 				options.TailLines = &tail
-			}
-			of, err := c.cluster()
-			if err != nil {
-				return err
 			}
 			return c.each(ctx, nodes, func(ctx context.Context, n *cluster.Node, out, _ io.Writer) error {
 				if n.Pod == nil {
@@ -130,32 +123,32 @@ func (p *plugin) newLogsCommand() *cobra.Command {
 }
 
 // chosen returns the nodes of --node, or that of the pod of --from.
-func (c *streamCommand) chosen(ctx context.Context) ([]cluster.Node, error) {
+func (c *streamCommand) chosen(ctx context.Context) (*cluster.Cluster, []cluster.Node, error) {
+	of, err := c.cluster()
+	if err != nil {
+		return nil, nil, err
+	}
 	names := slices.Clone(c.nodes)
 	if c.from != "" {
 		name, is := strings.CutPrefix(c.from, "pod/")
 		if !is {
-			return nil, fmt.Errorf("--from %q: want pod/NAME", c.from)
+			return nil, nil, fmt.Errorf("--from %q: want pod/NAME", c.from)
 		}
-		pod, err := c.pod(ctx, name)
+		pod, err := c.pod(ctx, of, name)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		names = append(names, pod.Spec.NodeName)
 	}
 	if len(names) == 0 {
-		return nil, errors.New("want --from or --node: each node has its own")
+		return nil, nil, errors.New("want --from or --node: each node has its own")
 	}
-	_, nodes, err := c.nodesOf(ctx, names)
-	return nodes, err
+	_, nodes, err := nodesIn(ctx, of, names)
+	return of, nodes, err
 }
 
 // stream runs a command of nftproxy on the nodes.
-func (c *streamCommand) stream(ctx context.Context, nodes []cluster.Node, args ...string) error {
-	of, err := c.cluster()
-	if err != nil {
-		return err
-	}
+func (c *streamCommand) stream(ctx context.Context, of *cluster.Cluster, nodes []cluster.Node, args ...string) error {
 	return c.each(ctx, nodes, func(ctx context.Context, n *cluster.Node, out, errs io.Writer) error {
 		return of.Stream(ctx, n, out, errs, append(slices.Clone(args), n.Tables()...)...)
 	})

@@ -143,15 +143,24 @@ func client() *http.Client {
 		Timeout: statusPatience}
 }
 
+// request asks for a URL. The caller closes the body.
+func request(ctx context.Context, c *http.Client, url string) (*http.Response, error) {
+	get, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, fmt.Errorf("the metrics server's address: %w", err)
+	}
+	response, err := c.Do(get)
+	if err != nil {
+		return nil, fmt.Errorf("nftproxy does not answer: %w", err)
+	}
+	return response, nil
+}
+
 // writeRaw writes what the server has at a URL.
 func writeRaw(ctx context.Context, w io.Writer, url string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	response, err := request(ctx, client(), url)
 	if err != nil {
-		return fmt.Errorf("--raw: %w", err)
-	}
-	response, err := client().Do(request)
-	if err != nil {
-		return fmt.Errorf("nftproxy does not answer: %w", err)
+		return err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
@@ -182,13 +191,9 @@ func askStatus(ctx context.Context, url string) (*nodestatus.Status, error) {
 // askOnce returns how long to wait before another try, 0 for none.
 func askOnce(ctx context.Context, client *http.Client, url string) (s *nodestatus.Status, wait time.Duration,
 	err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	response, err := request(ctx, client, url)
 	if err != nil {
 		return nil, 0, err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return nil, 0, fmt.Errorf("nftproxy does not answer: %w", err)
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, statusMaxAnswer))

@@ -68,7 +68,7 @@ func (h *Health) Observe(s proxy.Sync) {
 		switch {
 		case state.err == nil:
 			*state = familyState{updated: s.End()}
-		case !s.Serves(f):
+		case !s.Snapshot.Serves(f):
 			*state = familyState{updated: state.updated, needless: true}
 		case !state.failing.IsZero():
 			// An older change is not in force either.

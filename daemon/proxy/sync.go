@@ -66,17 +66,6 @@ func (s *Sync) FamilyErr(f nft.Family) error {
 // Repaired says that the sync undid what another program had done to our tables.
 func (s *Sync) Repaired() bool { return s.Check && s.Written > 0 }
 
-// Serves says whether any Service is in the family. Without one, a program
-// that is not in force affects no client. At worst Serves visits all Services.
-func (s *Sync) Serves(f nft.Family) bool {
-	for _, svc := range s.Snapshot.Services.All() {
-		if svc.InFamily(f) {
-			return true
-		}
-	}
-	return false
-}
-
 // Latency is the time from the oldest change to the end of the sync.
 func (s *Sync) Latency() time.Duration {
 	if s.Since.IsZero() {

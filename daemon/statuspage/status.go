@@ -38,7 +38,7 @@ func (p *Page) status(now time.Time) nodestatus.Status {
 			updated = updated.UTC()
 			t.Updated = &updated
 		}
-		if v != nil && v.failures[i] != "" && v.serves(f) {
+		if v != nil && v.failures[i] != "" && v.snapshot.Serves(f) {
 			t.Error = v.failures[i]
 		}
 		s.Tables = append(s.Tables, t)
@@ -54,16 +54,6 @@ func (p *Page) status(now time.Time) nodestatus.Status {
 	}
 	s.FindFaults()
 	return s
-}
-
-// serves says whether a Service is in the family. If none is, a kernel without it is no fault.
-func (v *view) serves(f nft.Family) bool {
-	for _, s := range v.snapshot.Services.All() {
-		if s.InFamily(f) {
-			return true
-		}
-	}
-	return false
 }
 
 func (v *view) addServices(s *nodestatus.Status) {

@@ -45,6 +45,17 @@ type Snapshot struct {
 	Adjustments Adjustments
 }
 
+// Serves says whether any service is in the family. Without one, rules that are not in force there affect no client.
+// At worst it visits all services.
+func (s *Snapshot) Serves(family ip.Family) bool {
+	for _, svc := range s.Services.All() {
+		if svc.InFamily(family) {
+			return true
+		}
+	}
+	return false
+}
+
 // Bounds says in sentences what the service asks for beyond bounds, and does not get.
 func (s *Snapshot) Bounds(name Name) []string {
 	var texts []string
