@@ -28,7 +28,8 @@ const (
 )
 
 func newCheckCommand() *cobra.Command {
-	var table, nodePorts, serviceCIDR, output string
+	var table, nodePorts, serviceCIDR string
+	var printed output
 	var source sourceOptions
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -52,8 +53,8 @@ Each finding is green, yellow (some traffic or feature may not work) or red
 (nftproxy cannot serve the node), and says what to do. The exit status is 0 if all
 are green, 1 if one is yellow and 2 if one is red.
 
--o json prints an object with level and findings. Each finding has probe, level,
-found and do.`,
+-o json and -o yaml print an object with level and findings. Each finding has probe,
+level, found and do.`,
 		Example: `  nftproxy check
   nftproxy check --node-ports 20000-22767          the range that the API server has
   nftproxy check --service-cidr 10.96.0.0/12,fd00:96::/112
@@ -72,14 +73,11 @@ found and do.`,
 			if o.ServiceCIDRs, err = parseClusterCIDR(serviceCIDR); err != nil {
 				return usageError{fmt.Errorf("--service-cidr: %w", err)}
 			}
-			if err := checkOutput(output, outputText, outputJSON); err != nil {
-				return usageError{err}
-			}
 			findings := preflight.Run(cmd.Context(), o)
 			if source.from.Kubeconfig != "" || source.from.Master != "" {
 				findings = append(findings, preflight.Server(cmd.Context(), source.from))
 			}
-			return writeCheck(cmd.OutOrStdout(), findings, output)
+			return writeCheck(cmd.OutOrStdout(), findings, printed)
 		},
 	}
 	f := cmd.Flags()
@@ -90,7 +88,7 @@ found and do.`,
 	f.StringVar(&source.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
 	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas, to "+
 		"check the node's route to them (docs/migrate.md#before-check-each-node)")
-	addOutput(cmd, &output, outputText, outputJSON)
+	printed.addFlag(cmd)
 	return cmd
 }
 
@@ -109,14 +107,12 @@ type checkReport struct {
 }
 
 // writeCheck prints the findings and returns the exit status.
-func writeCheck(out io.Writer, findings []preflight.Finding, output string) error {
+func writeCheck(out io.Writer, findings []preflight.Finding, o output) error {
 	worst := preflight.Worst(findings)
-	var err error
-	if output == outputJSON {
-		err = writeJSON(out, checkReport{worst, findings})
-	} else {
-		_, err = io.WriteString(out, checkText(findings, worst))
-	}
+	err := o.print(out, checkReport{worst, findings}, func(w io.Writer) error {
+		_, err := io.WriteString(w, checkText(findings, worst))
+		return err
+	})
 	switch {
 	case err != nil:
 		return err
@@ -141,8 +137,9 @@ func checkText(findings []preflight.Finding, worst preflight.Level) string {
 }
 
 type proxiesOptions struct {
-	table, await, output string
-	timeout              time.Duration
+	output
+	table, await string
+	timeout      time.Duration
 }
 
 func newProxiesCommand() *cobra.Command {
@@ -163,16 +160,15 @@ kube-proxy that has ended count too: remove them first (nftproxy cleanup
 --kube-proxy), or they hide that the new one has not synced.
 
 With --await, the command ends once that proxy has rules for every frontend of the
-other. Its exit status is 1 if that does not come true within --timeout.`,
+other. Its exit status is 1 if that does not come true within --timeout.
+
+-o json and -o yaml print an object with proxies.`,
 		Example: `  nftproxy proxies
   nftproxy proxies --await kube-proxy     before nftproxy is stopped`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"", takeover.NameOurs, takeover.NameTheirs}, o.await) {
 				return usageError{unknownValue("await", o.await)}
-			}
-			if err := checkOutput(o.output, outputText, outputJSON); err != nil {
-				return usageError{err}
 			}
 			return o.run(cmd)
 		},
@@ -182,7 +178,7 @@ other. Its exit status is 1 if that does not come true within --timeout.`,
 	f.StringVar(&o.await, "await", "", "wait until this proxy, nftproxy or kube-proxy, has rules for every frontend of "+
 		"the other")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long --await waits")
-	addOutput(cmd, &o.output, outputText, outputJSON)
+	o.addFlag(cmd)
 	return cmd
 }
 
@@ -207,11 +203,7 @@ func (o *proxiesOptions) run(cmd *cobra.Command) error {
 			case <-ctx.Done():
 			}
 		}
-		if o.output == outputJSON {
-			err = writeJSON(cmd.OutOrStdout(), report)
-		} else {
-			err = writeProxies(cmd.OutOrStdout(), report)
-		}
+		err = o.print(cmd.OutOrStdout(), report, func(w io.Writer) error { return writeProxies(w, report) })
 		if err == nil && !done {
 			return fmt.Errorf("%s does not have rules for every frontend after %s", o.await, o.timeout)
 		}

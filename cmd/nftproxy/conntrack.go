@@ -55,6 +55,9 @@ flow to any other endpoint is stale: to one that is terminating, or that topolog
 or a traffic policy leaves out now. With --nftproxy-conntrack-clean-established
 established TCP and SCTP connections to such an endpoint are stale as well.
 
+A Service is NAME with -n NAMESPACE, or NAMESPACE/NAME. list takes a NAME alone for
+that of any namespace, and clean takes none.
+
 What is safe: list, sysctl and clean --dry-run change nothing. clean removes stale
 flows only. The next packet of such a flow goes to a live endpoint or is refused.
 But by the tables alone, clean with --nftproxy-conntrack-clean-established also
@@ -64,7 +67,7 @@ break.`,
 		Example: `  nftproxy conntrack list                          all flows of Services, and why some are stale
   nftproxy conntrack list --stale -o json
   nftproxy conntrack clean --dry-run               the flows that clean would remove
-  nftproxy conntrack clean --service shop/cart --protocol udp
+  nftproxy conntrack clean shop/cart --protocol udp
   nftproxy conntrack sysctl                        the table's size and time-outs
   kubectl -n kube-system exec POD -- /nftproxy conntrack list`,
 		Args: cobra.NoArgs,
@@ -76,22 +79,22 @@ break.`,
 
 type flowOptions struct {
 	sourceOptions
+	nameOptions
 	established []string
-	service     string
 	protocol    string
-	output      string
+	output
 }
 
 func (o *flowOptions) addFlags(cmd *cobra.Command) {
 	o.sourceOptions.addFlags(cmd)
 	f := cmd.Flags()
 	addCleanEstablished(f, &o.established)
-	f.StringVar(&o.service, "service", "", "only flows of this Service, NAMESPACE/NAME")
+	o.addService(cmd)
 	f.StringVar(&o.protocol, "protocol", "", "only flows of this protocol: tcp, udp or sctp")
-	addOutput(cmd, &o.output, outputText, outputJSON)
+	o.addFlag(cmd)
 }
 
-func (o *flowOptions) parse() (*inspect.FlowSource, inspect.FlowFilter, error) {
+func (o *flowOptions) parse(names []string) (*inspect.FlowSource, inspect.FlowFilter, error) {
 	var filter inspect.FlowFilter
 	node, config, err := o.sourceOptions.parse()
 	if err != nil {
@@ -101,24 +104,15 @@ func (o *flowOptions) parse() (*inspect.FlowSource, inspect.FlowFilter, error) {
 	if s.Established, err = cleanEstablished(o.established); err != nil {
 		return nil, filter, err
 	}
-	if err := checkServiceName(o.service); err != nil {
+	if filter.Services, err = o.selected(names); err != nil {
 		return nil, filter, err
 	}
-	filter.Service = service.Name(o.service)
 	if o.protocol != "" {
 		if filter.Protocol, err = service.ParseProtocol(o.protocol); err != nil {
 			return nil, filter, unknownValue("protocol", o.protocol)
 		}
 	}
-	return s, filter, checkOutput(o.output, outputText, outputJSON)
-}
-
-// checkServiceName checks the flag --service; empty stands for all Services.
-func checkServiceName(text string) error {
-	if namespace, name := service.Name(text).Split(); text != "" && (namespace == "" || name == "") {
-		return fmt.Errorf("--service: %q: want NAMESPACE/NAME", text)
-	}
-	return nil
+	return s, filter, nil
 }
 
 // sysctlOptions are the flags about the kernel's settings of connection tracking.
@@ -189,7 +183,7 @@ func newConntrackListCommand() *cobra.Command {
 	var o flowOptions
 	var stale bool
 	cmd := &cobra.Command{
-		Use:   "list",
+		Use:   "list [NAME | NAMESPACE/NAME ...]",
 		Short: "List the flows of Services, and why some are stale",
 		Long: `list prints the connections and UDP flows of this node that go to Services:
 
@@ -204,17 +198,17 @@ func newConntrackListCommand() *cobra.Command {
   EXPIRES   the time until the kernel forgets the flow if no further packet comes
   STALE     the reason, see nftproxy conntrack --help; - if the flow is not stale
 
--o json prints an object with source (kubernetes, manifests or table) and flows.
-Each flow has protocol, client, service (namespace/name), port, address, endpoint,
-state, ageSeconds (null if unknown), expiresSeconds, stale (true or false) and
-reason. A string that does not apply is empty. Later versions may add fields; they
+-o json and -o yaml print an object with source (kubernetes, manifests or table) and
+flows. Each flow has protocol, client, service (namespace/name), port, address,
+endpoint, state, ageSeconds (null if unknown), expiresSeconds, stale (true or false)
+and reason. A string that does not apply is empty. Later versions may add fields; they
 do not change these.`,
 		Example: `  nftproxy conntrack list --stale
-  nftproxy conntrack list --service kube-system/kube-dns --protocol udp
+  nftproxy conntrack list kube-dns -n kube-system --protocol udp
   nftproxy conntrack list -o json --kubeconfig /etc/kubernetes/proxy.conf`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			source, filter, err := o.parse()
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			source, filter, err := o.parse(names)
 			if err != nil {
 				return usageError{err}
 			}
@@ -227,17 +221,16 @@ do not change these.`,
 	return cmd
 }
 
-func listFlows(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter, output string) error {
+func listFlows(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter, o output) error {
 	notes := cmd.ErrOrStderr()
 	table, rows, err := source.Flows(cmd.Context(), filter, notes)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
-	if output == outputJSON {
-		return writeJSON(cmd.OutOrStdout(), flowList{Source: source.Kind(), Flows: rows})
-	}
-	if err := writeFlows(cmd.OutOrStdout(), rows); err != nil {
+	list := flowList{Source: source.Kind(), Flows: rows}
+	err = o.print(cmd.OutOrStdout(), list, func(w io.Writer) error { return writeFlows(w, rows) })
+	if err != nil || o.structured() {
 		return err
 	}
 	stale := 0

@@ -11,13 +11,14 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
+	"nftproxy/model/service"
 )
 
 func newConntrackCleanCommand() *cobra.Command {
 	var o flowOptions
 	var c cleaning
 	cmd := &cobra.Command{
-		Use:   "clean",
+		Use:   "clean [NAME | NAMESPACE/NAME ...]",
 		Short: "Remove stale flows",
 		Long: `clean removes the flows that list --stale shows, and prints them. The next packet
 of such a flow goes to a live endpoint or, if there is none, is refused. clean
@@ -30,22 +31,21 @@ that topology or a traffic policy leaves out now. With
 --nftproxy-conntrack-clean-established it also breaks established connections to
 such endpoints.
 
---all-service-flows removes valid flows as well: those of one Service (--service),
-or with --yes those of all. UDP flows may then get another endpoint, and
+--all-service-flows removes valid flows as well: those of a Service that is named, or
+with --yes those of all. UDP flows may then get another endpoint, and
 established TCP connections break.
 
--o json prints an object with source, dryRun, removed and flows. removed is a
-number; it does not count flows that ended by themselves meanwhile. flows is the
-same as in the output of list.`,
+-o json and -o yaml print an object with source, dryRun, removed and flows. removed is
+a number; it does not count flows that ended by themselves meanwhile. flows is the same
+as in the output of list.`,
 		Example: `  nftproxy conntrack clean --dry-run
-  nftproxy conntrack clean --service kube-system/kube-dns
-  nftproxy conntrack clean --service shop/cart --protocol udp --all-service-flows`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			source, filter, err := o.parse()
-			if err == nil && c.all && o.service == "" && !c.yes && !c.dryRun {
-				err = errors.New("--all-service-flows breaks every connection to Services on this node: name one with --service, " +
-					"or add --yes")
+  nftproxy conntrack clean kube-dns -n kube-system
+  nftproxy conntrack clean shop/cart --protocol udp --all-service-flows`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			source, filter, err := o.parse(names)
+			if err == nil {
+				err = c.check(filter.Services.Services)
 			}
 			if err != nil {
 				return usageError{err}
@@ -66,6 +66,19 @@ type cleaning struct {
 	dryRun, all, yes bool
 }
 
+// check refuses to remove more than somebody may have meant.
+func (c *cleaning) check(services []service.Name) error {
+	for _, name := range services {
+		if namespace, bare := name.Split(); namespace == "" {
+			return fmt.Errorf("%q may be the name of several Services: want NAMESPACE/NAME, or -n NAMESPACE", bare)
+		}
+	}
+	if c.all && len(services) == 0 && !c.yes && !c.dryRun {
+		return errors.New("--all-service-flows breaks the connections to many Services on this node: name one, or add --yes")
+	}
+	return nil
+}
+
 type cleanResult struct {
 	Source  string            `json:"source"`
 	DryRun  bool              `json:"dryRun"`
@@ -74,7 +87,7 @@ type cleanResult struct {
 }
 
 func (c *cleaning) clean(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter,
-	output string) error {
+	o output) error {
 	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
 	table, rows, err := source.Flows(ctx, filter, notes)
 	if err != nil {
@@ -94,10 +107,8 @@ func (c *cleaning) clean(cmd *cobra.Command, source *inspect.FlowSource, filter 
 			return fmt.Errorf("%w, after %d of %s were removed", err, result.Removed, inspect.Plural(len(rows), "flow"))
 		}
 	}
-	if output == outputJSON {
-		return writeJSON(cmd.OutOrStdout(), result)
-	}
-	if err := writeFlows(cmd.OutOrStdout(), rows); err != nil {
+	err = o.print(cmd.OutOrStdout(), result, func(w io.Writer) error { return writeFlows(w, rows) })
+	if err != nil || o.structured() {
 		return err
 	}
 	result.summarise(notes)
@@ -117,7 +128,7 @@ func (r *cleanResult) summarise(w io.Writer) {
 
 func newConntrackSysctlCommand() *cobra.Command {
 	var o sysctlOptions
-	var output string
+	var printed output
 	cmd := &cobra.Command{
 		Use:   "sysctl",
 		Short: "Compare the kernel's settings of connection tracking with the wanted ones",
@@ -127,21 +138,21 @@ whether they differ. sysctl itself changes nothing. run raises limits (>=) but
 never lowers them, and leaves a setting without a wanted value alone. Time-outs
 are in seconds.
 
--o json prints an object with entries and limit (how full the table is; both null
-if unknown) and settings. Each setting has name, current, wanted (empty if run
+-o json and -o yaml print an object with entries and limit (how full the table is; both
+null if unknown) and settings. Each setting has name, current, wanted (empty if run
 leaves it alone), atLeast and differs (true or false) and error.`,
 		Example: `  nftproxy conntrack sysctl
   nftproxy conntrack sysctl --conntrack-tcp-timeout-established=2h -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cmp.Or(o.check(), checkOutput(output, outputText, outputJSON)); err != nil {
+			if err := o.check(); err != nil {
 				return usageError{err}
 			}
-			return showSysctls(cmd, o, output)
+			return showSysctls(cmd, o, printed)
 		},
 	}
 	o.addFlags(cmd.Flags())
-	addOutput(cmd, &output, outputText, outputJSON)
+	printed.addFlag(cmd)
 	return cmd
 }
 
@@ -160,7 +171,7 @@ type settingRow struct {
 	Error   string `json:"error"`
 }
 
-func showSysctls(cmd *cobra.Command, o sysctlOptions, output string) error {
+func showSysctls(cmd *cobra.Command, o sysctlOptions, printed output) error {
 	var result sysctlList
 	for _, s := range o.Plan(o.files()) {
 		row := settingRow{Name: s.Name, Current: s.Current, Wanted: s.Wanted, AtLeast: s.AtLeast, Differs: s.Differs()}
@@ -174,10 +185,7 @@ func showSysctls(cmd *cobra.Command, o sysctlOptions, output string) error {
 	} else {
 		result.Entries, result.Limit = &entries, &limit
 	}
-	if output == outputJSON {
-		return writeJSON(cmd.OutOrStdout(), result)
-	}
-	return result.write(cmd.OutOrStdout())
+	return printed.print(cmd.OutOrStdout(), result, result.write)
 }
 
 func countEntries(cmd *cobra.Command) (entries, limit int, err error) {

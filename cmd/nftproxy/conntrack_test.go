@@ -316,9 +316,10 @@ endpoints: [{addresses: ["%s"]}]
 	f.want("by manifests", f.rows(append([]string{"list"}, flags...)...), slices.Clone(want)...)
 	f.want("cleaned", f.rows(append([]string{"clean"}, flags...)...), slices.Clone(want)...)
 	f.want("none is left", f.rows(append([]string{"list"}, flags...)...))
-	_, errs, _ := f.command(append([]string{"list", "--service", "shop/other"}, flags...)...)
-	for _, says := range []string{"1 service, from the manifests at " + path, "shop/other is not among them"} {
-		if !strings.Contains(errs, says) {
+	_, errs, code := f.command(append([]string{"list", "--service", "shop/other"}, flags...)...)
+	for _, says := range []string{"1 service, from the manifests at " + path, "not in the manifests at " + path +
+		`: service "shop/other"`} {
+		if code != 2 || !strings.Contains(errs, says) {
 			t.Errorf("list says nothing of %q:\n%s", says, errs)
 		}
 	}
@@ -431,12 +432,13 @@ service shop/cart created 2026-01-01T00:00:00Z
 		{Name: "net.netfilter.nf_conntrack_udp_timeout_stream", Wanted: "180",
 			Error: "read net.netfilter.nf_conntrack_udp_timeout_stream: permission denied"},
 	}}
+	asJSON := func(b *bytes.Buffer, document any) error { return outputJSON.print(b, document, nil) }
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"list.txt":    func(b *bytes.Buffer) error { return writeFlows(b, rows) },
-		"list.json":   func(b *bytes.Buffer) error { return writeJSON(b, flowList{Source: "table", Flows: rows}) },
-		"clean.json":  func(b *bytes.Buffer) error { return writeJSON(b, cleanResult{Source: "table", Flows: rows[:0]}) },
+		"list.json":   func(b *bytes.Buffer) error { return asJSON(b, flowList{Source: "table", Flows: rows}) },
+		"clean.json":  func(b *bytes.Buffer) error { return asJSON(b, cleanResult{Source: "table", Flows: rows[:0]}) },
 		"sysctl.txt":  func(b *bytes.Buffer) error { return settings.write(b) },
-		"sysctl.json": func(b *bytes.Buffer) error { return writeJSON(b, settings) },
+		"sysctl.json": func(b *bytes.Buffer) error { return asJSON(b, settings) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got bytes.Buffer

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 
 	"github.com/spf13/cobra"
 
 	"nftproxy/look/explain"
 	"nftproxy/look/explain/live"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/node/hostaddr"
 )
@@ -22,14 +24,16 @@ const (
 
 type explainOptions struct {
 	sourceOptions
-	from, output string
-	verbose      bool
+	output
+	nameOptions
+	from    string
+	verbose bool
 }
 
 func newExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
-		Use:   "explain [--from ADDR[@INTERFACE]] ADDR:PORT[/PROTOCOL]",
+		Use:   "explain [--from ADDR[@INTERFACE]] (ADDR:PORT[/PROTOCOL] | SERVICE[:PORT])",
 		Short: "Say what the rules do with a packet, and why",
 		Long: `explain takes the rules and maps from this node's kernel and evaluates them for the
 first packet of a connection. It says in words, step by step, which element matched
@@ -40,12 +44,16 @@ or on the node causes that, and what helps. It needs no API server and no runnin
 proxy, it sends no packet, and it changes nothing. It needs CAP_NET_ADMIN.
 
 The destination is an address and port, such as 10.96.0.10:53 or '[fd00:96::a]:53',
-without a protocol for TCP. ADDR/icmp is an echo request. --from is the client: an
-address, or an address and the interface by which its packets come in, or "node" for a
-process of the node. Without --from explain chooses a likely client, and says which: a
-pod of this node for an address that Services have in the cluster, a client outside for
-any other. Then it also says what happens to the packet from other clients, if that
-differs.
+without a protocol for TCP. ADDR/icmp is an echo request. Or it is a Service, which
+stands for its cluster IP: NAME with -n NAMESPACE, or NAMESPACE/NAME, and the name or
+number of its port, as in shop/cart:http or kube-dns:53/udp, which may be left out if it
+has one. A NAME alone is that of any namespace, if it is in one only.
+
+--from is the client: an address, or an address and the interface by which its packets
+come in, or "node" for a process of the node. Without --from explain chooses a likely
+client, and says which: a pod of this node for an address that Services have in the
+cluster, a client outside for any other. Then it also says what happens to the packet
+from other clients, if that differs.
 
 From the tables alone explain knows the Service, its port, and the endpoints that get
 new connections. With a source of objects it also names conditions of endpoints,
@@ -84,14 +92,17 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
   nftproxy explain --from 10.244.1.5 10.96.0.10:53/udp --verbose
   nftproxy explain --from 203.0.113.9@eth0 192.168.0.2:30080
   nftproxy explain --from node 10.96.0.10:53 -o json
+  nftproxy explain cart:http -n shop --from 10.244.1.5
   nftproxy explain 10.96.0.20:80 --kubeconfig /etc/kubernetes/proxy.conf
   kubectl -n kube-system exec POD -- /nftproxy explain 10.96.0.20:80`,
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e, err := o.explain(cmd, args[0])
 			if err == nil {
-				err = o.write(cmd.OutOrStdout(), e)
+				err = o.print(cmd.OutOrStdout(), e, func(w io.Writer) error {
+					_, err := io.WriteString(w, e.Text(o.verbose))
+					return err
+				})
 			}
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %v\n", err)
@@ -105,10 +116,12 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 	}
 	o.addFlags(cmd)
 	o.addLike(cmd)
+	o.addNamespace(cmd)
 	f := cmd.Flags()
+	f.Lookup("namespace").Usage = "namespace of the Service that is named"
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
-	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
+	o.addFlag(cmd)
 	completeWords(cmd, "from", explain.FromNode)
 	return cmd
 }
@@ -116,10 +129,9 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explain.Explanation, error) {
 	var none explain.Explanation
 	source, err := o.objects()
-	to, destinationErr := explain.ParseDestination(destination)
+	to, named, destinationErr := o.destination(destination)
 	from, fromErr := explain.ParseOrigin(o.from)
-	if err := errors.Join(err, checkOutput(o.output, outputText, outputJSON, outputYAML), destinationErr,
-		fromErr); err != nil {
+	if err := errors.Join(err, destinationErr, fromErr); err != nil {
 		return none, err
 	}
 	kernel, err := live.Look(cmd.Context(), source.Rules.Table)
@@ -127,38 +139,56 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 		return none, err
 	}
 	defer kernel.Close()
+	objects, err := readObjects(cmd, source, kernel)
+	if err != nil {
+		return none, err
+	}
+	if named != nil {
+		if to, err = find(named, source, objects, kernel, from.Addr); err != nil {
+			return none, err
+		}
+	}
 	question, err := kernel.Ask(from, to)
 	if err != nil {
 		return none, err
 	}
-	var objects *service.Snapshot
-	if source.Kind() != "table" {
-		addrs, err := hostaddr.List(cmd.Context())
-		if err != nil {
-			return none, err
-		}
-		snapshot, err := source.Snapshot(cmd.Context(), addrs, cmd.ErrOrStderr())
-		if err != nil {
-			return none, err
-		}
-		objects = &snapshot
-		for _, p := range source.Ignored {
-			kernel.Ignore(explain.IgnoredSlice{Namespace: p.Object.Namespace, Name: p.Object.Name, Why: p.Field + ": " +
-				p.Err.Error()})
-		}
-	}
 	return kernel.Explain(cmd.Context(), question, objects, source.Problems, source.String())
 }
 
-func (o *explainOptions) write(w io.Writer, e explain.Explanation) error {
-	switch o.output {
-	case outputJSON:
-		return writeJSON(w, e)
-	case outputYAML:
-		return writeYAML(w, e)
+// readObjects reads the objects of the source, and tells the kernel's explanations which of them do not count. It
+// returns nil if the source is the kernel.
+func readObjects(cmd *cobra.Command, source *inspect.FlowSource, kernel *live.Node) (*service.Snapshot, error) {
+	if source.Kind() == "table" {
+		return nil, nil
 	}
-	_, err := io.WriteString(w, e.Text(o.verbose))
-	return err
+	addrs, err := hostaddr.List(cmd.Context())
+	if err != nil {
+		return nil, err
+	}
+	objects, err := source.Snapshot(cmd.Context(), addrs, cmd.ErrOrStderr())
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range source.Ignored {
+		kernel.Ignore(explain.IgnoredSlice{Namespace: p.Object.Namespace, Name: p.Object.Name, Why: p.Field + ": " +
+			p.Err.Error()})
+	}
+	return &objects, nil
+}
+
+// find finds the address of a Service by the objects, or without these by the tables.
+func find(named *inspect.Target, source *inspect.FlowSource, objects *service.Snapshot, kernel *live.Node,
+	client netip.Addr) (explain.Destination, error) {
+	if objects != nil {
+		return destinationOf(named.InObjects(objects, source.String(), client))
+	}
+	const anyNode = "this node"
+	tables := inspect.NewTables(kernel.Tables(), source.Rules.Table, &service.Node{Name: anyNode})
+	return destinationOf(named.InTables(tables, client))
+}
+
+func destinationOf(at netip.AddrPort, p service.Protocol, err error) (explain.Destination, error) {
+	return explain.Destination{To: at, Protocol: uint8(p)}, err
 }
 
 // statusOf returns the exit status, nil for 0.

@@ -306,7 +306,7 @@ func TestExplainStatus(t *testing.T) {
 		{"10.96.0.20:80 --nftproxy-table other", 3, "the kernel has no table ip other"},
 		{"10.96.0.20", 2, "want ADDR:PORT"},
 		{"10.96.0.20:80 --from fd00::1", 2, "different families"},
-		{"10.96.0.20:80 -o wide", 2, "want text, json or yaml"},
+		{"10.96.0.20:80 -o name", 2, "want text, wide, json or yaml"},
 		{"10.96.0.20:80 --nftproxy-manifests gone", 2, "no such file"},
 		{"", 2, "accepts 1 arg"},
 	} {

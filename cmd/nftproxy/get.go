@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"nftproxy/look/inspect"
-	"nftproxy/model/printable"
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -37,10 +36,13 @@ It needs CAP_NET_ADMIN.
 
 The output is as with kubectl: a table, with more columns by -o wide, or all there
 is by -o json and -o yaml; -n for a namespace, --no-headers. Rows have a stable
-order. All namespaces are shown unless -n names one. Notes and errors go to stderr.
+order. Notes and errors go to stderr.
 
-The exit status is 0, also where nothing is found; 1 if the kernel cannot be read, or
-if it does not have a name that is given; 2 for an invalid command line.`,
+A Service is NAME with -n NAMESPACE, or NAMESPACE/NAME; svc/ may stand before both. All
+namespaces are shown unless -n names one, and a NAME alone is that of any namespace.
+
+The exit status is 0, also where nothing is found; 1 if the kernel cannot be read; 2 if
+it does not have a name that is given, or for an invalid command line.`,
 		Example: `  nftproxy get services                            all Services
   nftproxy get services kube-dns -n kube-system -o wide
   nftproxy get services --address 10.96.0.10 --port 53
@@ -57,8 +59,8 @@ if it does not have a name that is given; 2 for an invalid command line.`,
 // getOptions are the flags that all commands of get have.
 type getOptions struct {
 	printOptions
+	nameOptions
 	table         string
-	namespace     string
 	allNamespaces bool
 	address       string
 	port          uint16
@@ -69,7 +71,7 @@ func (o *getOptions) addFlags(cmd *cobra.Command, address, port string) {
 	o.printOptions.addFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
-	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
+	o.addNamespace(cmd)
 	f.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces, whatever --namespace says "+
 		"(all are shown without --namespace, too)")
 	f.StringVar(&o.address, "address", "", "only "+address)
@@ -82,8 +84,8 @@ func (o *getOptions) selection(names []string) (inspect.Selection, error) {
 	if o.allNamespaces {
 		o.namespace = ""
 	}
-	s, err := inspect.NewSelection(o.namespace, names)
-	errs = append(errs, err, o.check(), checkTableName(o.table))
+	s, err := o.selected(names)
+	errs = append(errs, err, checkTableName(o.table))
 	s.Port = o.port
 	if o.address != "" {
 		s.Address, err = netip.ParseAddr(o.address)
@@ -146,8 +148,8 @@ func show[R any](cmd *cobra.Command, o *getOptions, s inspect.Selection, what st
 // finish prints a note where a table for people has no rows. It returns an error about
 // names that the tables do not have.
 func (r *reading) finish(cmd *cobra.Command, o *getOptions, s inspect.Selection, rows int, what string) error {
-	if missing := r.Missing(s); len(missing) > 0 {
-		return fmt.Errorf("not in the tables: %s", printable.Text(strings.Join(missing, ", ")))
+	if err := r.Unknown(s); err != nil {
+		return err
 	}
 	if rows == 0 && !o.structured() {
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: no %s found\n", what)
@@ -184,7 +186,7 @@ func newGetServicesCommand() *cobra.Command {
 	var o getOptions
 	var source sourceOptions
 	cmd := &cobra.Command{
-		Use:     "services [[NAMESPACE/]NAME ...]",
+		Use:     "services [NAME | NAMESPACE/NAME ...]",
 		Aliases: []string{"service", "svc"},
 		Args:    cobra.ArbitraryArgs,
 		Short:   "Show the Services that the kernel serves, and what refuses or drops connections",
@@ -217,15 +219,16 @@ annotation, a bad field. The tables do not tell. With --kubeconfig, --master or
 there, and lists "problems" among the obstacles too; without, they are "not known", or
 null as JSON. nftproxy status shows them, too.
 
--o json prints an object with services. Each has namespace, name, clusterIPs,
-externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
-sessionAffinitySeconds, options, endpoints, localEndpoints, obstacles and problems. A port has name,
-protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of name and port),
-endpoints, localEndpoints and frontends; a frontend has frontend, kind (clusterIP,
-external, nodePort), family, fate (served, refused, dropped, dropped-outside, passed,
-passed-outside), sourceRanges (null admits all) and chains; an obstacle has
-kind, effect (refused, dropped, not-served), frontends and text. Later versions may
-add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
+-o json and -o yaml print an object with services. Each has namespace, name,
+clusterIPs, externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
+sessionAffinitySeconds, options, endpoints, localEndpoints, obstacles and problems. A
+port has name, protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of
+name and port), endpoints, localEndpoints and frontends; a frontend has frontend, kind
+(clusterIP, external, nodePort), family, fate (served, refused, dropped,
+dropped-outside, passed, passed-outside), sourceRanges (null admits all) and chains; an
+obstacle has kind, effect (refused, dropped, not-served), frontends and text. Later
+versions may add fields; they do not change these. Exit statuses: see nftproxy get
+--help.`,
 		Example: `  nftproxy get services
   nftproxy get services shop/cart -o wide
   nftproxy get services -n kube-system --no-headers
@@ -256,7 +259,6 @@ add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 	source.addLike(cmd)
 	o.addFlags(cmd, "Services with this address; an address of the node selects node ports",
 		"Services with this port or node port")
-	cmd.ValidArgsFunction = o.completeServices
 	return cmd
 }
 

@@ -30,7 +30,7 @@ type endpointOptions struct {
 func newGetEndpointsCommand() *cobra.Command {
 	var o endpointOptions
 	cmd := &cobra.Command{
-		Use:     "endpoints [[NAMESPACE/]SERVICE ...]",
+		Use:     "endpoints [SERVICE | NAMESPACE/SERVICE ...]",
 		Aliases: []string{"endpoint", "ep"},
 		Args:    cobra.ArbitraryArgs,
 		Short:   "Show the endpoints of Services, and which departing ones still have connections",
@@ -61,11 +61,11 @@ The counts are this node's: clients of other nodes count there. With
 --connections=false conntrack is not read, and no draining endpoints are shown. If
 conntrack cannot be read, the rows have no counts, and the exit status is 1.
 
--o json prints an object with endpoints. Each has namespace, service, portName,
-protocol, port, endpoint, local (null if unknown), state, why, lists, shares (from 0 to
-1, one for each of lists), connections and closing (null if not counted). Later
-versions may add fields; they do not change
-these. Exit statuses: see nftproxy get --help.`,
+-o json and -o yaml print an object with endpoints. Each has namespace, service,
+portName, protocol, port, endpoint, local (null if unknown), state, why, lists, shares
+(from 0 to 1, one for each of lists), connections and closing (null if not counted).
+Later versions may add fields; they do not change these. Exit statuses: see nftproxy
+get --help.`,
 		Example: `  nftproxy get endpoints
   nftproxy get endpoints shop/cart -o wide
   nftproxy get endpoints --draining                which departing endpoints are still in use
@@ -86,7 +86,6 @@ these. Exit statuses: see nftproxy get --help.`,
 	cmd.Flags().BoolVar(&o.connections, "connections", true, "count connections, and find draining endpoints, in the "+
 		"conntrack table")
 	cmd.Flags().BoolVar(&o.draining, "draining", false, "only draining endpoints")
-	cmd.ValidArgsFunction = o.completeServices
 	return cmd
 }
 
@@ -203,9 +202,9 @@ prints them.
 -n, --address and --port select the chains that connections to such Services can come
 to behind the base chains.
 
--o json prints an object with chains. Each has table, name, kind, hook, rules, elements
-(numbers by the name of the map) and fromChains. Later versions may add fields; they do
-not change these. Exit statuses: see nftproxy get --help.`,
+-o json and -o yaml print an object with chains. Each has table, name, kind, hook,
+rules, elements (numbers by the name of the map) and fromChains. Later versions may add
+fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get chains
   nftproxy get chains refuse -o yaml               the rules as text
   nftproxy get chains -n kube-system -o wide       chains that a namespace's Services use
@@ -257,7 +256,7 @@ func newGetAffinityCommand() *cobra.Command {
 	var o getOptions
 	var limit int
 	cmd := &cobra.Command{
-		Use:   "affinity [[NAMESPACE/]SERVICE ...]",
+		Use:   "affinity [SERVICE | NAMESPACE/SERVICE ...]",
 		Args:  cobra.ArbitraryArgs,
 		Short: "Show the clients that are remembered for session affinity",
 		Long: `affinity shows the clients that the kernel remembers for Services with session
@@ -276,10 +275,10 @@ such a client soon).
 The kernel can remember 65,535 clients for each family and Service port, so --limit
 bounds the rows. A map that changes while it is read may lack some clients.
 
--o json prints an object with clients and truncated (whether --limit left some out).
-Each client has namespace, service, portName, protocol, port, client, endpoint, list,
-expiresSeconds, timeoutSeconds and stale. Later versions may add fields; they do not
-change these. Exit statuses: see nftproxy get --help.`,
+-o json and -o yaml print an object with clients and truncated (whether --limit left
+some out). Each client has namespace, service, portName, protocol, port, client,
+endpoint, list, expiresSeconds, timeoutSeconds and stale. Later versions may add
+fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get affinity
   nftproxy get affinity shop/cart -o wide
   nftproxy get affinity --address 10.244.1.7       where that client is sent
@@ -304,7 +303,6 @@ change these. Exit statuses: see nftproxy get --help.`,
 	o.addFlags(cmd, "clients or endpoints with this address, or of Services with it",
 		"clients of endpoints at this port, or of Services with it")
 	cmd.Flags().IntVar(&limit, "limit", 1000, "show at most so many clients; 0 shows all")
-	cmd.ValidArgsFunction = o.completeServices
 	return cmd
 }
 

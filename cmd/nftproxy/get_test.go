@@ -283,13 +283,14 @@ func TestCompletion(t *testing.T) {
 	for _, command := range [][]string{{"top"}, {"conntrack", "list"}, {"conntrack", "clean"}} {
 		check(append(command, "--service", "shop"), "shop/cart")
 	}
+	for _, command := range []string{"top", "conntrack clean", "verify", "status", "explain", "trace"} {
+		check(append(strings.Fields(command), "shop"), "shop/cart")
+		check(append(strings.Fields(command), "-n", "shop", "ca"), "cart")
+	}
 	check([]string{"top", "-n", ""}, "kube-system", "shop")
 	for command, flags := range map[string]map[string][]string{
-		"top": {"output": {"text", "json"}}, "check": {"output": {"text", "json"}}, "trace": {"output": {"text", "json"}},
-		"proxies":        {"output": {"text", "json"}, "await": {"nftproxy", "kube-proxy"}},
-		"verify":         {"output": {"text", "json", "yaml"}},
-		"explain":        {"output": {"text", "json", "yaml"}, "from": {"node"}},
-		"conntrack list": {"output": {"text", "json"}, "protocol": {"tcp", "udp", "sctp"}},
+		"proxies": {"await": {"nftproxy", "kube-proxy"}}, "explain": {"from": {"node"}},
+		"conntrack list": {"protocol": {"tcp", "udp", "sctp"}},
 		"run": {
 			"nftproxy-balance": {"random", "client", "flow"}, "nftproxy-eject": {"off", "report", "on"},
 			"nftproxy-counters": {"none", "tables", "metrics"}, "nftproxy-conntrack-clean-established": {"tcp", "sctp"},
@@ -341,9 +342,6 @@ func printed(t *testing.T, o printOptions, rows ...printedRow) string {
 		{header: "NAME", text: func(r *printedRow) string { return r.Name }},
 		{header: "DETAIL", wide: true, text: func(r *printedRow) string { return r.Detail }},
 	}
-	if err := o.check(); err != nil {
-		t.Fatal(err)
-	}
 	var b bytes.Buffer
 	if err := printRows(&b, o, columns, rows, map[string]any{"rows": rows}); err != nil {
 		t.Fatal(err)
@@ -380,17 +378,17 @@ func TestPrintRows(t *testing.T) {
 // changes its colours, or begins a new cell or line. Programs still read it unchanged.
 func TestPrintHostileNames(t *testing.T) {
 	hostile := "a\x1b[31mb\tc\nd\u009b2Je\u202egnp.exe\xfff\x7f\ufffd\\x1bö"
-	for _, output := range []string{outputText, outputWide, outputJSON, outputYAML} {
-		text := printed(t, printOptions{output: output, noHeaders: true}, printedRow{Name: hostile, Detail: hostile})
+	for _, o := range []output{outputText, outputWide, outputJSON, outputYAML} {
+		text := printed(t, printOptions{output: o, noHeaders: true}, printedRow{Name: hostile, Detail: hostile})
 		for _, r := range text {
 			// The library leaves marks of direction in YAML as they are.
-			if r != '\n' && unicode.IsControl(r) || output != outputYAML && r != '\n' && !unicode.IsPrint(r) {
-				t.Errorf("-o %s prints %q:\n%q", output, r, text)
+			if r != '\n' && unicode.IsControl(r) || o != outputYAML && r != '\n' && !unicode.IsPrint(r) {
+				t.Errorf("-o %s prints %q:\n%q", o, r, text)
 			}
 		}
 		var list struct{ Rows []printedRow }
 		want := strings.ToValidUTF8(hostile, "\ufffd")
-		switch output {
+		switch o {
 		case outputJSON:
 			if err := json.Unmarshal([]byte(text), &list); err != nil || list.Rows[0].Name != want {
 				t.Errorf("JSON comes back as %+v, %v", list, err)
@@ -402,7 +400,7 @@ func TestPrintHostileNames(t *testing.T) {
 		default:
 			if want := `a\x1b[31mb\tc\nd\u009b2Je\u202egnp.exe\xfff\x7f` + "\ufffd" + `\x1bö`; !strings.HasPrefix(text, want) ||
 				strings.Count(text, "\n") != 1 {
-				t.Errorf("-o %s: %q, want %q", output, text, want)
+				t.Errorf("-o %s: %q, want %q", o, text, want)
 			}
 		}
 	}
@@ -420,9 +418,10 @@ func findings() []preflight.Finding {
 // TestCheckOutput: what check prints for people and for programs, and its exit status.
 func TestCheckOutput(t *testing.T) {
 	for _, c := range []struct {
-		findings     []preflight.Finding
-		output, file string
-		want         error
+		findings []preflight.Finding
+		output   output
+		file     string
+		want     error
 	}{
 		{findings(), outputText, "testdata/check/red.txt", statusRed},
 		{findings(), outputJSON, "testdata/check/red.json", statusRed},

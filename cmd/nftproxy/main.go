@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/process"
+	"nftproxy/look/inspect"
 )
 
 func main() {
@@ -48,7 +49,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return int(status)
 	}
 	fmt.Fprintf(stderr, "nftproxy: %v\n", err)
-	if usage := (usageError{}); errors.As(err, &usage) {
+	if usage, unknown := (usageError{}), (*inspect.UnknownError)(nil); errors.As(err, &usage) || errors.As(err, &unknown) {
 		return 2
 	}
 	return 1
@@ -109,19 +110,14 @@ func markArgs(cmd *cobra.Command) {
 }
 
 func newVersionCommand() *cobra.Command {
-	var output string
+	var o output
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output, outputText, outputJSON, outputYAML); err != nil {
-				return usageError{err}
-			}
-			return printVersion(cmd, output)
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd, o) },
 	}
-	addOutput(cmd, &output, outputText, outputJSON, outputYAML)
+	o.addFlag(cmd)
 	return cmd
 }
 
@@ -135,7 +131,7 @@ type build struct {
 	Platform string `json:"platform"`
 }
 
-func printVersion(cmd *cobra.Command, output string) error {
+func printVersion(cmd *cobra.Command, o output) error {
 	b := build{Version: version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -147,14 +143,10 @@ func printVersion(cmd *cobra.Command, output string) error {
 			}
 		}
 	}
-	switch output {
-	case outputJSON:
-		return writeJSON(cmd.OutOrStdout(), b)
-	case outputYAML:
-		return writeYAML(cmd.OutOrStdout(), b)
-	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "nftproxy version %s\n", b.Version)
-	return err
+	return o.print(cmd.OutOrStdout(), b, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "nftproxy version %s\n", b.Version)
+		return err
+	})
 }
 
 // version returns the module's version, or the commit that the binary was built from.
@@ -196,6 +188,9 @@ func flagError(err error) error {
 		return err
 	}
 	kind := invalid.GetFlag().Value.Type()
+	if kind == "string" {
+		return errors.Unwrap(invalid) // It says which words the flag takes.
+	}
 	want := cmp.Or(map[string]string{
 		"int":         "not a whole number",
 		"uint16":      "not a number of 0 to 65535",

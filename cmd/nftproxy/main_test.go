@@ -416,7 +416,7 @@ func TestGetHelp(t *testing.T) {
 		}
 		table, rest, _ := strings.Cut(cmd.Long, "\n-o wide adds ")
 		wide, _, _ := strings.Cut(rest, "\n\n")
-		_, fields, found := strings.Cut(rest, "\n-o json prints ")
+		_, fields, found := strings.Cut(rest, "\n-o json and -o yaml print ")
 		if !found {
 			t.Errorf("get %s: the help lacks -o wide or -o json", cmd.Name())
 		}
@@ -495,7 +495,7 @@ func TestConntrackListHelp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, fields, _ := strings.Cut(cmd.Long, "\n-o json prints ")
+	_, fields, _ := strings.Cut(cmd.Long, "\n-o json and -o yaml print ")
 	for _, name := range jsonNames(reflect.TypeOf(inspect.FlowRow{})) {
 		if !regexp.MustCompile(`\b` + name + `\b`).MatchString(fields) {
 			t.Errorf("conntrack list: the help does not name the JSON field %s", name)

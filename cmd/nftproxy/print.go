@@ -16,33 +16,87 @@ import (
 	"nftproxy/model/printable"
 )
 
-// The values of --output. Commands that print rows have all of them, as kubectl does.
+// output is the value of --output, which is the same for all commands that print more than a line. The words are
+// those of kubectl; a command without more columns prints the text for wide, too.
+type output string
+
 const (
-	outputText = "text"
-	outputWide = "wide"
-	outputJSON = "json"
-	outputYAML = "yaml"
+	outputText output = "text"
+	outputWide output = "wide"
+	outputJSON output = "json"
+	outputYAML output = "yaml"
 )
+
+const outputFlag = "output"
+
+func (o *output) addFlag(cmd *cobra.Command) {
+	*o = outputText
+	cmd.Flags().VarP(o, outputFlag, "o", "text, wide, json or yaml")
+}
+
+func (o *output) String() string { return string(*o) }
+
+func (o *output) Type() string { return "string" }
+
+func (o *output) Set(word string) error {
+	if !slices.Contains(flagValues()[outputFlag], word) {
+		return unknownValue(outputFlag, word)
+	}
+	*o = output(word)
+	return nil
+}
+
+// structured says that programs read the output, so that it has all there is.
+func (o output) structured() bool { return o == outputJSON || o == outputYAML }
+
+// print prints a document for programs, or calls text to print it for people.
+func (o output) print(w io.Writer, document any, text func(io.Writer) error) error {
+	const indent = "  "
+	return o.write(w, document, indent, "", text)
+}
+
+// printNext prints one document of many: on a line of its own as JSON, behind a line of its own as YAML.
+func (o output) printNext(w io.Writer, document any, text func(io.Writer) error) error {
+	return o.write(w, document, "", "---\n", text)
+}
+
+// write prints a document. A character that does not print is an escape there: encoding/json leaves some that
+// terminals obey as they are. The names in YAML are those of JSON.
+func (o output) write(w io.Writer, document any, indent, separator string, text func(io.Writer) error) error {
+	if !o.structured() {
+		return text(w)
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	if err := e.Encode(document); err != nil {
+		return err
+	}
+	printed := []byte(printable.JSON(b.String()))
+	if o == outputYAML {
+		converted, err := yaml.JSONToYAML(printed)
+		if err != nil {
+			return err
+		}
+		printed = append([]byte(separator), converted...)
+	}
+	_, err := w.Write(printed)
+	return err
+}
 
 // printOptions are the flags of a command that prints rows.
 type printOptions struct {
-	output    string
+	output
 	noHeaders bool
 }
 
 func (o *printOptions) addFlags(cmd *cobra.Command) {
-	addOutput(cmd, &o.output, outputText, outputWide, outputJSON, outputYAML)
+	o.addFlag(cmd)
 	f := cmd.Flags()
-	f.Lookup("output").Usage = "text, wide (more columns), json or yaml"
+	f.Lookup(outputFlag).Usage = "text, wide (more columns), json or yaml"
 	f.BoolVar(&o.noHeaders, "no-headers", false, "print no column names")
 }
-
-func (o *printOptions) check() error {
-	return checkOutput(o.output, outputText, outputWide, outputJSON, outputYAML)
-}
-
-// structured says that programs read the output, so that it has all there is.
-func (o *printOptions) structured() bool { return o.output == outputJSON || o.output == outputYAML }
 
 type column[R any] struct {
 	header string
@@ -55,12 +109,10 @@ type column[R any] struct {
 
 // printRows prints rows in the chosen output: as a table, or as the list, which holds the same rows for programs.
 func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R, list any) error {
-	switch o.output {
-	case outputJSON:
-		return writeJSON(w, list)
-	case outputYAML:
-		return writeYAML(w, list)
-	}
+	return o.print(w, list, func(w io.Writer) error { return writeTable(w, o, columns, rows) })
+}
+
+func writeTable[R any](w io.Writer, o printOptions, columns []column[R], rows []R) error {
 	if o.output != outputWide {
 		columns = slices.DeleteFunc(slices.Clone(columns), func(c column[R]) bool { return c.wide })
 	}
@@ -80,48 +132,6 @@ func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
-}
-
-func checkOutput(output string, of ...string) error {
-	if slices.Contains(of, output) {
-		return nil
-	}
-	return notAmong("output", output, of)
-}
-
-// writeJSON prints a value as JSON. A character that does not print is an escape there:
-// encoding/json leaves some that terminals obey as they are.
-func writeJSON(w io.Writer, v any) error {
-	text, err := jsonText(v)
-	if err != nil {
-		return err
-	}
-	_, err = io.WriteString(w, text)
-	return err
-}
-
-func jsonText(v any) (string, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	err := e.Encode(v)
-	return printable.JSON(b.String()), err
-}
-
-// writeYAML prints a value as YAML, with the names that it has in JSON. The library
-// writes control characters as escapes.
-func writeYAML(w io.Writer, v any) error {
-	text, err := jsonText(v)
-	if err != nil {
-		return err
-	}
-	b, err := yaml.JSONToYAML([]byte(text))
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(b)
-	return err
 }
 
 func checkTableName(name string) error {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"nftproxy/daemon/statuspage"
+	"nftproxy/look/inspect"
 	"nftproxy/look/nodestatus"
 	"nftproxy/model/printable"
 )
@@ -32,20 +34,25 @@ const (
 )
 
 type statusOptions struct {
-	output, address, raw string
-	like                 int
+	output
+	nameOptions
+	address, raw string
+	like         int
 }
 
 func newStatusCommand() *cobra.Command {
 	var o statusOptions
 	cmd := &cobra.Command{
-		Use:   "status",
+		Use:   "status [NAME | NAMESPACE/NAME ...]",
 		Short: "Say whether the nftproxy of this node is well, and what it serves",
 		Long: `status asks the nftproxy that runs on this node, by its metrics server, and prints:
 whether its rules are in the kernel, its last update of them, which lists of the API
 server it does not follow, how many Services and endpoints it serves, which Services
 somebody has to look after, which endpoints are left out because they do not answer,
 and what else is wrong with the node, such as another service proxy.
+
+With a Service, NAME with -n NAMESPACE or NAMESPACE/NAME, it says of Services and
+endpoints only what is about that one. A NAME alone is that of any namespace.
 
 It finds the server by the flags of the nftproxy run that is process 1, as in
 nftproxy's pod; --like names another process, --address the server itself.
@@ -65,19 +72,22 @@ list has at most 50 entries. Later versions may add fields; they do not change t
 		Example: `  nftproxy status
   nftproxy status -o json --address 127.0.0.1:10249
   kubectl -n kube-system exec POD -- /nftproxy status`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, names []string) error {
 			server, err := o.server()
-			if err != nil {
+			_, bad := o.selected(names)
+			if err = cmp.Or(err, bad); err != nil {
 				return usageError{err}
 			}
 			faults := 0
 			if o.raw != "" {
 				err = writeRaw(cmd.Context(), cmd.OutOrStdout(), server+o.raw)
-			} else if s, askErr := askStatus(cmd.Context(), server+statuspage.Path+"?"+nodestatus.Query); askErr != nil {
+			} else if s, askErr := askStatus(cmd.Context(), server+statuspage.Path+"?"+o.query(names)); askErr != nil {
 				err = askErr
 			} else {
-				faults, err = len(s.Faults), o.write(cmd.OutOrStdout(), s)
+				faults, err = len(s.Faults), o.print(cmd.OutOrStdout(), s, func(w io.Writer) error {
+					return writeStatus(w, s, o.namespace != "" || len(names) > 0)
+				})
 			}
 			switch {
 			case err != nil:
@@ -89,7 +99,8 @@ list has at most 50 entries. Later versions may add fields; they do not change t
 			return nil
 		},
 	}
-	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
+	o.addFlag(cmd)
+	o.addNamespace(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.address, "address", "", "`ADDRESS:PORT` of the metrics server")
 	f.IntVar(&o.like, "like", 0, "ask the nftproxy run with this process `ID` (default 1)")
@@ -97,9 +108,18 @@ list has at most 50 entries. Later versions may add fields; they do not change t
 	return cmd
 }
 
+// query asks for a status, of all Services or of some.
+func (o *statusOptions) query(names []string) string {
+	of := url.Values{nodestatus.QueryService: names}
+	if o.namespace != "" {
+		of.Set(nodestatus.QueryNamespace, o.namespace)
+	}
+	return strings.TrimSuffix(nodestatus.Query+"&"+of.Encode(), "&")
+}
+
 // server is the metrics server's URL.
 func (o *statusOptions) server() (string, error) {
-	err := cmp.Or(checkOutput(o.output, outputText, outputJSON, outputYAML), notNegative("like", o.like))
+	err := notNegative("like", o.like)
 	if err == nil && o.raw != "" && !strings.HasPrefix(o.raw, "/") {
 		err = fmt.Errorf("--raw: %q is no path, such as /metrics", o.raw)
 	}
@@ -213,18 +233,8 @@ func askOnce(ctx context.Context, client *http.Client, url string) (s *nodestatu
 	return s, 0, nil
 }
 
-func (o *statusOptions) write(w io.Writer, s *nodestatus.Status) error {
-	switch o.output {
-	case outputJSON:
-		return writeJSON(w, s)
-	case outputYAML:
-		return writeYAML(w, s)
-	}
-	return writeStatus(w, s)
-}
-
-// writeStatus prints a status for people.
-func writeStatus(w io.Writer, s *nodestatus.Status) error {
+// writeStatus prints a status for people: of all Services, or of some.
+func writeStatus(w io.Writer, s *nodestatus.Status, some bool) error {
 	const padding = 3
 	t := tabwriter.NewWriter(w, 0, 0, padding, ' ', 0)
 	row := func(name, format string, args ...any) {
@@ -248,7 +258,11 @@ func writeStatus(w io.Writer, s *nodestatus.Status) error {
 		took := cmp.Or(l.LatencySeconds, l.TookSeconds)
 		row("Last update", "%s ago, %d written, took %s", ago(l.End), l.Written, seconds(took))
 	}
-	row("Serves", "%d Services with %d endpoints in %d elements", s.Services, s.Endpoints, s.Elements)
+	if some {
+		row("Serves", "of these: %s with %s", inspect.Plural(s.Services, "Service"), inspect.Plural(s.Endpoints, "endpoint"))
+	} else {
+		row("Serves", "%d Services with %d endpoints in %d elements", s.Services, s.Endpoints, s.Elements)
+	}
 	for _, fault := range s.Faults {
 		row("Wrong", "%s", fault)
 	}

@@ -14,6 +14,7 @@ import (
 	"nftproxy/daemon/takeover"
 	"nftproxy/model/service"
 	"nftproxy/model/spelling"
+	"nftproxy/nft/ruleset"
 )
 
 // unknownFlag adds to an error about a flag that a command does not have the flag that was meant, if there is one.
@@ -86,7 +87,8 @@ func checkBuiltIn(root *cobra.Command) {
 // flagValues has the words that flags take, whichever command has them.
 func flagValues() map[string][]string {
 	return map[string][]string{
-		"await": {takeover.NameOurs, takeover.NameTheirs}, "protocol": {"tcp", "udp", "sctp"},
+		outputFlag: {string(outputText), string(outputWide), string(outputJSON), string(outputYAML)},
+		"await":    {takeover.NameOurs, takeover.NameTheirs}, "protocol": {"tcp", "udp", "sctp"},
 		cleanEstablishedFlag:   {"tcp", "sctp"},
 		"detect-local-mode":    {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 		"proxy-mode":           {"iptables", "ipvs", "nftables"},
@@ -152,12 +154,13 @@ func completeFlags(cmd *cobra.Command) {
 
 // inTables reads the tables that the command is about.
 func inTables(cmd *cobra.Command) *getOptions {
-	return &getOptions{table: cmd.Flag(ownPrefix + "table").Value.String()}
-}
-
-// addOutput adds the flag of a command that prints in some of several ways. The first is what it does without the flag.
-func addOutput(cmd *cobra.Command, output *string, values ...string) {
-	last := len(values) - 1
-	cmd.Flags().StringVarP(output, "output", "o", values[0], strings.Join(values[:last], ", ")+" or "+values[last])
-	completeWords(cmd, "output", values...)
+	o := &getOptions{table: ruleset.DefaultTable}
+	if table := cmd.Flag(ownPrefix + "table"); table != nil {
+		o.table = table.Value.String()
+	}
+	if namespace := cmd.Flag("namespace"); namespace != nil {
+		o.namespace = namespace.Value.String()
+	}
+	o.allNamespaces = cmd.Flags().Changed("all-namespaces")
+	return o
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,27 +18,28 @@ import (
 	"nftproxy/look/inspect"
 	"nftproxy/look/traffic"
 	"nftproxy/model/printable"
-	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 )
 
 type topOptions struct {
-	table, namespace, service, output string
-	endpoints                         bool
-	interval                          time.Duration
-	rows                              int
+	output
+	nameOptions
+	table     string
+	endpoints bool
+	interval  time.Duration
+	rows      int
 }
 
 func newTopCommand() *cobra.Command {
 	var o topOptions
 	cmd := &cobra.Command{
-		Use:   "top",
+		Use:   "top [NAME | NAMESPACE/NAME ...]",
 		Short: "Show new connections per second of Services, and refused ones by cause",
 		Long: `top reads the counters in nftproxy's tables in this node's kernel. It needs
 neither the API server nor a running proxy, and it changes nothing. In a terminal
 it shows them again after each interval, until Ctrl-C ends it. Elsewhere, and with
--o json, it reads twice, one interval apart, prints once, and ends.
+json or yaml, it reads twice, one interval apart, prints once, and ends.
 
 New connections are counted only if nftproxy runs with --nftproxy-counters. Each
 first packet counts, so a client that tries again counts again. Those to endpoints
@@ -54,33 +56,37 @@ Refused and dropped first packets are always counted, by cause:
   too-many-pings         dropped: more pings to Services than --nftproxy-answer-ping answers
 The Service is known for all but unknown-port, unallocated-address and too-many-pings.
 
--o json prints an object with intervalSeconds, counters (whether new connections are
-counted), connectionsPerSecond (of all Services), causes, services and refused.
-causes has cause, verdict (refused or dropped), packets and packetsPerSecond; services
-has service (namespace/name), port, protocol, connections, connectionsPerSecond and
-endpoints; those have endpoint, connections and connectionsPerSecond (null if
-unknown). refused has service, cause, packets and packetsPerSecond. Later versions may
-add fields; they do not change these.`,
+A Service is NAME with -n NAMESPACE, or NAMESPACE/NAME. A NAME alone is that of any
+namespace.
+
+-o json and -o yaml print an object with intervalSeconds, counters (whether new
+connections are counted), connectionsPerSecond (of all Services), causes, services and
+refused. causes has cause, verdict (refused or dropped), packets and packetsPerSecond;
+services has service (namespace/name), port, protocol, connections,
+connectionsPerSecond and endpoints; those have endpoint, connections and
+connectionsPerSecond (null if unknown). refused has service, cause, packets and
+packetsPerSecond. Later versions may add fields; they do not change these.`,
 		Example: `  nftproxy top
-  nftproxy top --endpoints --service kube-system/kube-dns
+  nftproxy top --endpoints kube-dns -n kube-system
   nftproxy top -n shop --interval 10s -o json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			selected, err := o.selected(names)
+			if err = errors.Join(o.check(), err); err != nil {
 				return usageError{err}
 			}
-			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return o.run(cmd.Context(), selected, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
-	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.StringVar(&o.service, "service", "", "only this Service, NAMESPACE/NAME")
+	o.addService(cmd)
 	f.BoolVar(&o.endpoints, "endpoints", false,
-		"show the endpoints of the Services that are shown; -o json always has them")
+		"show the endpoints of the Services that are shown; json and yaml always have them")
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two reads, at least 100ms")
 	f.IntVar(&o.rows, "rows", 20, "greatest number of Service ports, and of Services with refused packets")
-	addOutput(cmd, &o.output, outputText, outputJSON)
+	o.addFlag(cmd)
+	addUntilStdinCloses(cmd)
 	return cmd
 }
 
@@ -95,34 +101,28 @@ func (o *topOptions) check() error {
 	if o.rows < 1 {
 		errs = append(errs, fmt.Errorf("--rows: %d: want 1 or more", o.rows))
 	}
-	errs = append(errs, checkServiceName(o.service))
 	if !isTableName(o.table) {
 		errs = append(errs, fmt.Errorf("--%stable: %q is not a valid table name", ownPrefix, o.table))
 	}
-	return errors.Join(append(errs, checkOutput(o.output, outputText, outputJSON))...)
+	return errors.Join(errs...)
 }
 
-func (o *topOptions) selects(name service.Name) bool {
-	namespace, _ := name.Split()
-	return (o.namespace == "" || o.namespace == namespace) && (o.service == "" || o.service == string(name))
-}
-
-func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
+func (o *topOptions) run(ctx context.Context, selected inspect.Selection, out, notes io.Writer) error {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
-	s := traffic.NewSampler(conn, traffic.Sample{Table: o.table, Rows: o.rows, Selects: o.selects,
-		Endpoints: o.endpoints || o.output == outputJSON})
-	if err := s.ReadTables(); err != nil {
+	s := traffic.NewSampler(conn, traffic.Sample{Table: o.table, Rows: o.rows, Selects: selected,
+		Endpoints: o.endpoints || o.structured()})
+	if err := cmp.Or(s.ReadTables(), s.Unknown()); err != nil {
 		return err
 	}
 	if _, err := s.Read(); err != nil {
 		return err
 	}
 	screen, live := out.(*os.File)
-	live = live && term.IsTerminal(int(screen.Fd())) && o.output == outputText
+	live = live && term.IsTerminal(int(screen.Fd())) && !o.structured()
 	for {
 		select {
 		case <-ctx.Done():
@@ -133,11 +133,8 @@ func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
 		if err != nil {
 			return err
 		}
-		switch {
-		case o.output == outputJSON:
-			return writeJSON(out, view)
-		case !live:
-			return writeTop(out, view, o)
+		if !live {
+			return o.print(out, view, func(w io.Writer) error { return writeTop(w, view, o) })
 		}
 		if err := drawTop(screen, view, o); err != nil {
 			return err

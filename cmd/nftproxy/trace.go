@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -28,15 +28,17 @@ const (
 const statusNoPacket exitStatus = 1
 
 type traceOptions struct {
-	table, output, from string
-	packets             int
-	timeout             time.Duration
+	output
+	nameOptions
+	table, from string
+	packets     int
+	timeout     time.Duration
 }
 
 func newTraceCommand() *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
-		Use:   "trace [flags] [SOURCE[:PORT] ->] ADDRESS:PORT[/PROTOCOL]",
+		Use:   "trace [flags] [SOURCE[:PORT] ->] (ADDRESS:PORT[/PROTOCOL] | SERVICE[:PORT])",
 		Short: "Show the rules that real packets meet, one by one",
 		Long: `trace waits for the first packets of new connections to an address and port,
 and shows each rule that they meet: of nftproxy, and of every other program on
@@ -49,9 +51,10 @@ A rule of another program stands by its handle (nft -a list ruleset).
 
 A source can stand before the address, as in '10.244.1.7 -> 10.96.0.10:53/udp' (with
 quotes in a shell), or behind --from. The protocol is tcp, udp or sctp; without one
-it is tcp. An IPv6 address with a port has brackets. trace needs CAP_NET_ADMIN and a
-kernel that traces (nft_meta, nft_limit, nft_ct), but no API server and no running
-nftproxy.
+it is tcp. An IPv6 address with a port has brackets. A Service stands for its cluster
+IP, as with nftproxy explain: NAME:PORT with -n NAMESPACE, or NAMESPACE/NAME:PORT.
+trace needs CAP_NET_ADMIN and a kernel that traces (nft_meta, nft_limit, nft_ct), but
+no API server and no running nftproxy.
 
 Nothing but the packets' trace mark is changed. A table named nftproxy-trace-...
 sets that mark on the described packets, ten a second at most. The table is gone
@@ -62,15 +65,16 @@ start of run, or cleanup removes it a minute later.
 Exit status: 0 if a packet was shown, 1 if none came in time, 2 if trace could
 not work or a flag is wrong.
 
--o json prints an object for each packet, on a line of its own: packet (its
-number), time, protocol, source, destination, inputInterface, outputInterface,
-service (namespace/name), port, endpoint, fate (passed, dropped, refused or
-handed over), steps, omittedSteps, incomplete (true if steps may be missing) and
-entry (null if there is none). Each step has hook, family, table, chain, handle,
-rule, by (rule, end of chain or policy), verdict and mark. An entry has state,
-replySource, replyDestination, masqueraded, expiresSeconds and stale (the reason,
-empty for none). Later versions may add fields; they do not change these.`,
+-o json prints an object for each packet, on a line of its own, and -o yaml the same
+behind a line "---": packet (its number), time, protocol, source, destination,
+inputInterface, outputInterface, service (namespace/name), port, endpoint, fate
+(passed, dropped, refused or handed over), steps, omittedSteps, incomplete (true if
+steps may be missing) and entry (null if there is none). Each step has hook, family,
+table, chain, handle, rule, by (rule, end of chain or policy), verdict and mark. An
+entry has state, replySource, replyDestination, masqueraded, expiresSeconds and stale
+(the reason, empty for none). Later versions may add fields; they do not change these.`,
 		Example: `  nftproxy trace 10.96.0.10:53/udp
+  nftproxy trace cart:http -n shop
   nftproxy trace --packets 1 --from 10.244.1.7 10.96.0.10:443
   kubectl -n kube-system exec POD -- /nftproxy trace -o json 10.96.0.10:53/udp`,
 		Args: cobra.MinimumNArgs(1),
@@ -79,7 +83,7 @@ empty for none). Later versions may add fields; they do not change these.`,
 			if o.from != "" {
 				text = o.from + " -> " + text
 			}
-			flow, err := livetrace.ParseFlow(text)
+			flow, err := o.flow(cmd.Context(), text)
 			if err = errors.Join(err, o.check()); err != nil {
 				return usageError{err}
 			}
@@ -95,16 +99,58 @@ empty for none). Later versions may add fields; they do not change these.`,
 		},
 	}
 	f := cmd.Flags()
-	addOutput(cmd, &o.output, outputText, outputJSON)
+	o.addFlag(cmd)
+	o.addNamespace(cmd)
+	f.Lookup("namespace").Usage = "namespace of the Service that is named"
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	f.StringVar(&o.from, "from", "", "only packets from this `SOURCE[:PORT]`")
 	f.IntVar(&o.packets, "packets", tracedPackets, fmt.Sprintf("end after so many packets, 1 to %d", maxTracedPackets))
 	f.DurationVar(&o.timeout, "timeout", traceTime, fmt.Sprintf("end after this time, 1s to %s", maxTraceTime))
+	addUntilStdinCloses(cmd)
 	return cmd
 }
 
+// flow reads which packets are meant. A Service's address is that of the tables.
+func (o *traceOptions) flow(ctx context.Context, text string) (livetrace.Flow, error) {
+	flow, err := livetrace.ParseFlow(text)
+	if err == nil {
+		return flow, nil
+	}
+	source, destination, found := strings.Cut(text, "->")
+	if !found {
+		source, destination = "", text
+	}
+	named, err := o.target(strings.TrimSpace(destination), err)
+	if err != nil {
+		return flow, err
+	}
+	r, err := (&getOptions{table: o.table}).read(ctx)
+	if err != nil {
+		return flow, err
+	}
+	defer r.conn.Close()
+	to, err := destinationOf(named.InTables(r.Tables, addressIn(source)))
+	if err != nil {
+		return flow, err
+	}
+	if found {
+		source += "->"
+	}
+	return livetrace.ParseFlow(source + to.String())
+}
+
+// addressIn is the address of SOURCE or SOURCE:PORT; invalid if there is none.
+func addressIn(source string) netip.Addr {
+	source = strings.TrimSpace(source)
+	if at, err := netip.ParseAddrPort(source); err == nil {
+		return at.Addr().Unmap()
+	}
+	a, _ := netip.ParseAddr(strings.Trim(source, "[]"))
+	return a.Unmap()
+}
+
 func (o *traceOptions) check() error {
-	errs := []error{checkOutput(o.output, outputText, outputJSON)}
+	var errs []error
 	if o.packets < 1 || o.packets > maxTracedPackets {
 		errs = append(errs, fmt.Errorf("--packets: %d: want 1 to %d", o.packets, maxTracedPackets))
 	}
@@ -147,22 +193,16 @@ type tracedPacket struct {
 }
 
 // printTraced prints a packet with its entry. A packet that was dropped has none.
-func printTraced(w io.Writer, t *tracing.Trace, p *tracing.Packet, output string) error {
+func printTraced(w io.Writer, t *tracing.Trace, p *tracing.Packet, o output) error {
 	entry, err := t.Entry(context.Background(), p) // It is printed also after a signal.
 	if err != nil {
 		return err
 	}
-	if output == outputJSON {
-		line, err := json.Marshal(tracedPacket{p, entry})
-		if err != nil {
+	return o.printNext(w, tracedPacket{p, entry}, func(w io.Writer) error {
+		if err := p.WriteText(w, printable.Text); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(w, printable.JSON(string(line)))
+		_, err := fmt.Fprintf(w, "  entry: %s\n", entry)
 		return err
-	}
-	if err := p.WriteText(w, printable.Text); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "  entry: %s\n", entry)
-	return err
+	})
 }

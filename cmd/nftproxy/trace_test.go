@@ -267,7 +267,9 @@ func TestTraceUsage(t *testing.T) {
 		{"--packets 0 10.96.0.10:80", "--packets: 0: want 1 to 1000"},
 		{"--packets 1001 10.96.0.10:80", "--packets: 1001: want 1 to 1000"},
 		{"--timeout 2h 10.96.0.10:80", "--timeout: 2h0m0s: want 1s to 1h"},
-		{"-o yaml 10.96.0.10:80", "want text or json"},
+		{"-o name 10.96.0.10:80", "want text, wide, json or yaml"},
+		{"we_b:80", "is no name of a Service"},
+		{"10.96.0.300:80", "want [SOURCE[:PORT] ->] DESTINATION:PORT"},
 		{"--from fd00::7 10.96.0.10:80", "different families"},
 	} {
 		var out, errs bytes.Buffer

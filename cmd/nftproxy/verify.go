@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -28,16 +27,17 @@ const (
 
 // verifyOptions are the flags that run does not have.
 type verifyOptions struct {
-	output string
-	limit  int
-	like   int
+	output
+	nameOptions
+	limit int
+	like  int
 }
 
 func newVerifyCommand() *cobra.Command {
 	var run runOptions
 	var o verifyOptions
 	cmd := &cobra.Command{
-		Use:   "verify",
+		Use:   "verify [NAME | NAMESPACE/NAME ...]",
 		Short: "Compare the kernel's tables with those that the Services ask for",
 		Long: `verify reads Services from the API server or from manifests and makes the tables
 that nftproxy run would make of them. It reads the tables that the kernel has, and
@@ -55,6 +55,10 @@ These are no differences:
   chains and sets that nothing leads to, and a rule for packets that met earlier
   rules: run keeps them for ten seconds
 
+A Service is NAME with -n NAMESPACE, or NAMESPACE/NAME; a NAME alone is that of any
+namespace. Differences of other Services do not count then, but those of the rules
+that Services share do.
+
 If something differs, verify reads the tables again after two seconds and reports
 what differs both times. So a change that is on its way to the kernel does not
 count. A part that the kernel refused shows as missing: verify cannot know of it.
@@ -70,20 +74,21 @@ rule or element), name, is (missing, extra or changed), want and have. Later
 versions may add fields; they do not change these.`,
 		Example: `  nftproxy verify --kubeconfig /etc/kubernetes/proxy.conf --cluster-cidr 10.244.0.0/16
   nftproxy verify --nftproxy-manifests ./services --hostname-override node-1 -o json
-  kubectl -n kube-system exec POD -- /nftproxy verify`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+  kubectl -n kube-system exec POD -- /nftproxy verify cart -n shop`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, names []string) error {
 			c, err := o.config(cmd.Flags())
-			if err != nil {
+			selected, bad := o.selected(names)
+			if err = errors.Join(err, bad); err != nil {
 				return usageError{err}
 			}
-			report, err := verify.Node(cmd.Context(), sourceOf(c), c.DropsInvalid(), o.limit, cmd.ErrOrStderr(),
+			report, err := verify.Node(cmd.Context(), sourceOf(c), selected, c.DropsInvalid(), o.limit, cmd.ErrOrStderr(),
 				verify.Settle)
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot tell: %v\n", err)
 				return statusUnknown
 			}
-			if err := o.write(cmd.OutOrStdout(), report); err != nil {
+			if err := o.print(cmd.OutOrStdout(), report, printableText(report.WriteText)); err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %v\n", err)
 				return statusUnknown
 			}
@@ -112,7 +117,8 @@ func hideOtherFlags(f *pflag.FlagSet) {
 }
 
 func (o *verifyOptions) addFlags(cmd *cobra.Command) {
-	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
+	o.addFlag(cmd)
+	o.addNamespace(cmd)
 	f := cmd.Flags()
 	const manyLines = 200
 	f.IntVar(&o.limit, "limit", manyLines, "list at most so many differences; all are counted")
@@ -122,8 +128,7 @@ func (o *verifyOptions) addFlags(cmd *cobra.Command) {
 
 // config is what the rules in the kernel should be by.
 func (o *verifyOptions) config(f *pflag.FlagSet) (*daemon.Config, error) {
-	err := cmp.Or(checkOutput(o.output, outputText, outputJSON, outputYAML), notNegative("limit", o.limit))
-	if err != nil {
+	if err := notNegative("limit", o.limit); err != nil {
 		return nil, err
 	}
 	given, err := o.flagsOfRun(f)
@@ -138,28 +143,25 @@ func sourceOf(c *daemon.Config) inspect.Source {
 	return inspect.Source{Source: c.Source, Objects: c.Objects, Node: c.Node, Rules: c.Rules}
 }
 
-func (o *verifyOptions) write(w io.Writer, r verify.Report) error {
-	switch o.output {
-	case outputJSON:
-		return writeJSON(w, r)
-	case outputYAML:
-		return writeYAML(w, r)
-	}
-	var b strings.Builder
-	if err := r.WriteText(&b); err != nil {
-		return err
-	}
-	for line := range strings.Lines(b.String()) {
-		if _, err := fmt.Fprintln(w, printable.Text(strings.TrimSuffix(line, "\n"))); err != nil {
+// printableText prints a text with escapes in the place of characters that do not print.
+func printableText(write func(io.Writer) error) func(io.Writer) error {
+	return func(w io.Writer) error {
+		var b strings.Builder
+		if err := write(&b); err != nil {
 			return err
 		}
+		for line := range strings.Lines(b.String()) {
+			if _, err := fmt.Fprintln(w, printable.Text(strings.TrimSuffix(line, "\n"))); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	return nil
 }
 
 // flagsOfRun returns the flags that a run would have: those given, or those of a process.
 func (o *verifyOptions) flagsOfRun(f *pflag.FlagSet) (commandLine, error) {
-	given := newCommandLine(f, "output", "limit", "like")
+	given := newCommandLine(f, outputFlag, "limit", "like", "namespace")
 	switch {
 	case o.like < 0:
 		return nil, fmt.Errorf("--like: %d is no process ID", o.like)

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/conntrack"
+	"nftproxy/look/inspect"
 	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -129,6 +130,7 @@ func TestVerify(t *testing.T) {
 	if !strings.Contains(out, "no running nftproxy keeps the tables") {
 		t.Errorf("nothing says that no proxy runs:\n%s", out)
 	}
+	v.ofServices()
 	v.bounded()
 	for _, script := range []string{"delete chain ip nftproxy idle"} {
 		if err := v.cmd.Load(v.ns, script); err != nil {
@@ -215,6 +217,18 @@ func sortedLines(listing string) []string {
 	return words
 }
 
+// ofServices: the differences of other Services do not count, and those of what Services share do.
+func (v *verified) ofServices() {
+	v.Helper()
+	for name, want := range map[string]string{"web": "different: 1 missing, 2 extra, 1 changed\n",
+		"default/other": "different: 0 missing, 3 extra, 0 changed\n"} {
+		out, errs, code := v.verify(append(v.flags, "--hostname-override", "node-1", name)...)
+		if code != 1 || !strings.HasSuffix(out, want) || strings.Count(out, "\nService ") != 1 {
+			v.Errorf("verify %s: exit code %d: %s\n%s, want %s", name, code, errs, out, want)
+		}
+	}
+}
+
 // TestVerifyInFlight: what the proxy writes between the two looks is no difference, and the
 // report says so.
 func TestVerifyInFlight(t *testing.T) {
@@ -227,11 +241,12 @@ func TestVerifyInFlight(t *testing.T) {
 	looks := 0
 	if err := v.ns.Do(func() error {
 		var err error
-		report, err = verify.Node(t.Context(), sourceOf(c), false, 100, t.Output(), func(context.Context) error {
-			looks++
-			firstSync(t, v.ns, v.flags...)
-			return nil
-		})
+		report, err = verify.Node(t.Context(), sourceOf(c), inspect.Selection{}, false, 100, t.Output(),
+			func(context.Context) error {
+				looks++
+				firstSync(t, v.ns, v.flags...)
+				return nil
+			})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -258,7 +273,7 @@ func TestVerifyCannotTell(t *testing.T) {
 		{[]string{"--kubeconfig", broken}, "cannot tell"},
 		{[]string{"--like", fmt.Sprint(os.Getpid())}, "is no nftproxy run"},
 		{[]string{"--like", fmt.Sprint(os.Getpid()), "--cluster-cidr", "10.0.0.0/8"}, "cannot be combined"},
-		{append(v.flags, "-o", "xml"), "want text, json or yaml"},
+		{append(v.flags, "-o", "xml"), "want text, wide, json or yaml"},
 		{append(v.flags, "--limit", "-1"), "--limit: -1 is negative"},
 		{append(v.flags, "--masquerade-bit"), "unknown flag"},
 	} {

@@ -155,7 +155,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var body bytes.Buffer
 	var err error
-	if r.URL.RawQuery == nodestatus.Query {
+	if forPrograms(r) {
 		w.Header().Set("Content-Type", "application/json")
 		err = json.NewEncoder(&body).Encode(answer.object())
 	} else {
@@ -195,6 +195,11 @@ func (a *answer) object() any {
 		return a.status
 	}
 	return nodestatus.Refusal{Error: a.refused}
+}
+
+// forPrograms says whether the answer is to be a Status in place of the page.
+func forPrograms(r *http.Request) bool {
+	return r.URL.RawQuery == nodestatus.Query || strings.HasPrefix(r.URL.RawQuery, nodestatus.Query+"&")
 }
 
 // setHeaders sets the headers of all answers. The policy admits the page's own style and
@@ -265,9 +270,8 @@ func (p *Page) work(r *http.Request) *answer {
 			budget.Spend(time.Now(), time.Since(begun))
 		}
 	}()
-	if r.URL.RawQuery == nodestatus.Query {
-		s := p.status(begun)
-		return &answer{code: http.StatusOK, status: &s}
+	if forPrograms(r) {
+		return p.statusOf(begun, r.URL.Query())
 	}
 	q, err := parseRequest(r.URL.Query())
 	if err != nil {

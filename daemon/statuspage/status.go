@@ -2,9 +2,12 @@ package statuspage
 
 import (
 	"fmt"
+	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
+	"nftproxy/look/inspect"
 	"nftproxy/look/nodestatus"
 	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
@@ -16,8 +19,27 @@ func troubles() []obstacle.Kind {
 	return []obstacle.Kind{obstacle.Quarantined, obstacle.Conflict, obstacle.BeyondBound, obstacle.Problems}
 }
 
-// status visits each endpoint, as the list does.
-func (p *Page) status(now time.Time) nodestatus.Status {
+// maxNames is how many names of Services a request may have.
+const maxNames = 100
+
+// statusOf answers with the status, of all Services or of those that the query names.
+func (p *Page) statusOf(now time.Time, query url.Values) *answer {
+	names := query[nodestatus.QueryService]
+	selected, err := inspect.NewSelection(query.Get(nodestatus.QueryNamespace), names[:min(len(names), maxNames)])
+	if err != nil {
+		return p.trouble(http.StatusBadRequest, "Cannot show that", cut(err.Error(), maxError)+".")
+	}
+	if v := p.newest.Load(); v != nil {
+		if err := selected.Unknown(inspect.NamesOf(&v.snapshot), "what this node serves"); err != nil {
+			return p.trouble(http.StatusNotFound, "No such Service", cut(err.Error(), maxError)+".")
+		}
+	}
+	s := p.status(now, selected)
+	return &answer{code: http.StatusOK, status: &s}
+}
+
+// status visits each endpoint of the selected Services, as the list does.
+func (p *Page) status(now time.Time, selected inspect.Selection) nodestatus.Status {
 	s := nodestatus.Status{
 		Node: p.config.Node, Version: p.config.Version, Time: now.UTC(), Started: p.config.Started.UTC(),
 		Tables: []nodestatus.Table{}, States: map[string]int{}, Warnings: []string{},
@@ -49,18 +71,24 @@ func (p *Page) status(now time.Time) nodestatus.Status {
 			TookSeconds: r.took.Seconds(), Written: r.written, Error: r.err}
 	}
 	if v != nil {
-		v.addServices(&s)
-		v.addLeftOut(&s)
+		if len(selected.Services) == 0 && selected.Namespace == "" {
+			s.Elements = v.elements()
+		}
+		v.addServices(&s, selected)
+		v.addLeftOut(&s, selected)
 	}
 	s.FindFaults()
 	return s
 }
 
-func (v *view) addServices(s *nodestatus.Status) {
-	s.Services, s.Elements = v.snapshot.Services.Len(), v.elements()
+func (v *view) addServices(s *nodestatus.Status, selected inspect.Selection) {
 	kinds := troubles()
 	troubled := make([][]nodestatus.Service, len(kinds))
 	for name, svc := range v.snapshot.Services.All() {
+		if !selected.Has(name) {
+			continue
+		}
+		s.Services++
 		for i := range svc.Ports {
 			s.Endpoints += svc.Ports[i].Endpoints.Len()
 		}
@@ -111,12 +139,12 @@ func (v *view) troubledService(name service.Name, found obstacle.Set) nodestatus
 	return t
 }
 
-func (v *view) addLeftOut(s *nodestatus.Status) {
+func (v *view) addLeftOut(s *nodestatus.Status, selected inspect.Selection) {
 	for name, adjusted := range v.snapshot.Adjustments.All() {
 		namespace, bare := name.Split()
 		for _, a := range *adjusted {
-			if a.Share != service.NoShare {
-				continue // A new one, whose share grows.
+			if a.Share != service.NoShare || !selected.Has(name) {
+				continue // A new one, whose share grows, or one of another Service.
 			}
 			s.LeftOutCount++
 			if len(s.LeftOut) < nodestatus.MaxListed {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,46 @@ func TestStatus(t *testing.T) {
 	}
 	if s.TroubledCount != len(want) {
 		t.Errorf("%d with trouble, want %d", s.TroubledCount, len(want))
+	}
+}
+
+// TestStatusOfServices: a status of some Services counts and names these only, and says which names are wrong.
+func TestStatusOfServices(t *testing.T) {
+	p := sample()
+	all := getStatus(t, p)
+	for query, want := range map[string]string{
+		"&service=e%2Fsecond":           `1 1 [{e second [conflict] `,
+		"&namespace=e&service=second":   `1 1 [{e second [conflict] `,
+		"&namespace=e":                  `2 1 [{e second [conflict] `,
+		"&service=a%2Fserving":          `1 0 [`,
+		"&service=second&service=first": `2 1 [{e second [conflict] `,
+	} {
+		var s nodestatus.Status
+		a := ask(t, p, http.MethodGet, "/status?"+nodestatus.Query+query)
+		if err := json.Unmarshal([]byte(a.body), &s); err != nil {
+			t.Fatalf("%v: %s", err, a.body)
+		}
+		ofServices := slices.DeleteFunc(s.Troubled, func(s nodestatus.Service) bool { return s.Namespace == "" })
+		parts := all.TroubledCount - len(slices.DeleteFunc(all.Troubled, func(s nodestatus.Service) bool {
+			return s.Namespace == ""
+		}))
+		got := fmt.Sprint(s.Services, " ", s.TroubledCount-parts, " ", ofServices)
+		if !strings.HasPrefix(got, want) || s.Elements != 0 || s.Node != all.Node {
+			t.Errorf("%s: %s, want %s", query, got, want)
+		}
+	}
+	for query, want := range map[string]string{
+		"&service=e%2Fthird": "404 No such Service: not in what this node serves: service \"e/third\"",
+		"&service=e%2Fsecnd": "did you mean e/second?",
+		"&service=%1b%5b2J":  "400 Cannot show that: \"\\x1b[2J\" is no name of a Service",
+		"&namespace=a%2Fb":   "400 Cannot show that",
+	} {
+		a := ask(t, p, http.MethodGet, "/status?"+nodestatus.Query+query)
+		var refusal nodestatus.Refusal
+		_ = json.Unmarshal([]byte(a.body), &refusal)
+		if got := fmt.Sprint(a.StatusCode, " ", refusal.Error); !strings.Contains(got, want) {
+			t.Errorf("%s: %s, want %s", query, got, want)
+		}
 	}
 }
 

@@ -147,13 +147,13 @@ func (s *FlowSource) Snapshot(ctx context.Context, addrs hostaddr.Addresses,
 
 // FlowFilter selects rows. A zero field selects all.
 type FlowFilter struct {
-	Service  service.Name
+	Services Selection
 	Protocol service.Protocol
 	Stale    bool
 }
 
 func (f FlowFilter) selects(r *FlowRow) bool {
-	return (f.Service == "" || f.Service == r.name) &&
+	return f.Services.Has(r.name) &&
 		(f.Protocol == 0 || f.Protocol == r.Flow.Protocol) && (!f.Stale || r.Stale)
 }
 
@@ -166,8 +166,8 @@ func (s *FlowSource) Flows(ctx context.Context, filter FlowFilter,
 		return nil, nil, err
 	}
 	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", Plural(snapshot.Services.Len(), "service"), s)
-	if filter.Service != "" && snapshot.Services.At(filter.Service) == nil {
-		fmt.Fprintf(notes, "nftproxy: %s is not among them\n", filter.Service)
+	if err := filter.Services.Unknown(NamesOf(&snapshot), s.String()); err != nil {
+		return nil, nil, err
 	}
 	table, err := conntrack.Open(conntrack.Config{})
 	if err != nil {

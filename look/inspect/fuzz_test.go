@@ -40,7 +40,10 @@ func FuzzRows(f *testing.F) {
 				selections = append(selections, s)
 			}
 			for _, s := range selections {
-				rows := []any{tables.ServiceRows(s), tables.EndpointRows(s, nil), tables.ChainRows(s), tables.Missing(s)}
+				rows := []any{tables.ServiceRows(s), tables.EndpointRows(s, nil), tables.ChainRows(s)}
+				if err := tables.Unknown(s); err != nil {
+					t.Errorf("%+v: %v", s, err)
+				}
 				for _, c := range tables.ClientMaps(s) {
 					key := nft.Value(data[:min(len(data), c.Set.Key.Len(c.Table.Family))])
 					rows = append(rows, c.Rows(s, []kernel.Entry{{Key: key, Data: key + key, Timeout: time.Hour}}))

@@ -83,67 +83,26 @@ type Selection struct {
 	Port uint16
 }
 
-// NewSelection makes a selection of Services by names as users give them: NAME, or
-// NAMESPACE/NAME. An error names the name that cannot be used.
-func NewSelection(namespace string, names []string) (Selection, error) {
-	s := Selection{Namespace: namespace}
-	for _, n := range names {
-		space, name, qualified := strings.Cut(n, "/")
-		if !qualified {
-			space, name = namespace, n
-		}
-		switch {
-		case name == "" || qualified && space == "" || strings.Contains(name, "/"):
-			return s, fmt.Errorf("%q is no name of a Service: want NAME or NAMESPACE/NAME", n)
-		case namespace != "" && space != namespace:
-			return s, fmt.Errorf("%q is not in the namespace %q", n, namespace)
-		}
-		s.Services = append(s.Services, service.NewName(space, name))
-	}
-	return s, nil
-}
-
-// hasService says whether the selection has a Service of that name.
-func (s *Selection) hasService(name service.Name) bool {
-	namespace, bare := name.Split()
-	if s.Namespace != "" && s.Namespace != namespace {
-		return false
-	}
-	return len(s.Services) == 0 || slices.ContainsFunc(s.Services, func(n service.Name) bool {
-		return n == name || n == service.NewName("", bare)
-	})
-}
-
 // hasEndpoint says whether the selection has endpoints at the address and port.
 func (s *Selection) hasEndpoint(a netip.AddrPort) bool {
 	return (!s.Address.IsValid() || s.Address == a.Addr()) && (s.Port == 0 || s.Port == a.Port())
 }
 
-// Missing returns the names in the selection that the tables do not have.
-func (t *Tables) Missing(s Selection) []string {
-	have := map[service.Name]bool{}
-	for _, name := range t.Names() {
-		_, bare := name.Split()
-		have[name], have[service.NewName("", bare)] = true, true
-	}
+// Unknown returns an *UnknownError about the names in the selection that the tables do not have, or nil.
+func (t *Tables) Unknown(s Selection) error {
 	chains := map[string]bool{}
 	for _, c := range t.contents {
 		for name := range c.Chains {
 			chains[name] = true
 		}
 	}
-	var missing []string
-	for _, name := range s.Services {
-		if !have[name] {
-			missing = append(missing, fmt.Sprintf("service %q", strings.TrimPrefix(string(name), "/")))
-		}
-	}
+	missing := s.missing(slices.Values(t.Names()))
 	for _, name := range s.Chains {
 		if !chains[name] {
 			missing = append(missing, fmt.Sprintf("chain %q", name))
 		}
 	}
-	return missing
+	return unknown(missing, "the tables")
 }
 
 // selects says whether the selection has a frontend. Its Service must be in the selection.
@@ -162,7 +121,7 @@ func (t *Tables) selects(s *Selection, f *ruleset.Frontend) bool {
 
 // selectsService says whether the selection has the Service.
 func (t *Tables) selectsService(s *Selection, svc *ruleset.Served) bool {
-	if !s.hasService(svc.Service.Name) {
+	if !s.Has(svc.Service.Name) {
 		return false
 	}
 	if s.Port == 0 && (!s.Address.IsValid() || slices.Contains(svc.ClusterIPs(), s.Address)) {
@@ -175,7 +134,7 @@ func (t *Tables) selectsService(s *Selection, svc *ruleset.Served) bool {
 func (t *Tables) ports(s *Selection) iter.Seq2[*service.Service, *ruleset.ServedPort] {
 	return func(yield func(*service.Service, *ruleset.ServedPort) bool) {
 		for _, svc := range t.services {
-			if !s.hasService(svc.Service.Name) {
+			if !s.Has(svc.Service.Name) {
 				continue
 			}
 			for _, p := range svc.Ports {

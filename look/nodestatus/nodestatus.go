@@ -11,8 +11,13 @@ import (
 	"time"
 )
 
-// Query is the query by which the path of the status page answers with a Status in place of the page.
-const Query = "output=json"
+// Query is the query by which the path of the status page answers with a Status in place of the page. Behind it,
+// parameters may limit what the Status says of Services to those of a namespace, and to Services by their names.
+const (
+	Query          = "output=json"
+	QueryNamespace = "namespace"
+	QueryService   = "service"
+)
 
 // MaxListed is how many Services, endpoints or parts each list of a Status names. The counts beside a list are of all.
 const MaxListed = 50
@@ -39,7 +44,7 @@ type Status struct {
 	Warnings []string `json:"warnings"`
 
 	// Services, Endpoints and Elements count what is served: an endpoint once for each port of a Service, an element of
-	// the tables once.
+	// the tables once. Elements is 0 in a Status about some Services only.
 	Services  int `json:"services"`
 	Endpoints int `json:"endpoints"`
 	Elements  int `json:"elements"`

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -58,7 +59,7 @@ type Sample struct {
 	Table string
 	// Rows bounds the Service ports, and the Services with refused packets; Selects chooses the Services.
 	Rows    int
-	Selects func(service.Name) bool
+	Selects inspect.Selection
 	// Endpoints also reads the endpoints of the Service ports.
 	Endpoints bool
 }
@@ -72,7 +73,7 @@ type Sampler struct {
 	refused *RefusalCounter
 	// counters says that the tables count connections.
 	counters bool
-	services int
+	snapshot service.Snapshot
 	// generation is that of the ruleset when the tables were read. They are not read
 	// again before rested.
 	generation uint32
@@ -111,10 +112,15 @@ func (s *Sampler) ReadTables() error {
 	s.reader.Follow(snapshot)
 	// The same elements come of the snapshot, so this is the program in force.
 	s.refused.Follow(ruleset.Compile(config, snapshot))
-	s.counters, s.services, s.generation = config.Counters, snapshot.Services.Len(), generation
+	s.counters, s.snapshot, s.generation = config.Counters, snapshot, generation
 	const rest = 10
 	s.rested = time.Now().Add(rest * time.Since(start))
 	return nil
+}
+
+// Unknown returns an error about the Services of the sample that the tables do not have, or nil.
+func (s *Sampler) Unknown() error {
+	return s.sample.Selects.Unknown(inspect.NamesOf(&s.snapshot), "the tables")
 }
 
 // Follow reads the tables again if they have changed, but takes no more than a tenth of the time.
@@ -128,7 +134,8 @@ func (s *Sampler) Follow() error {
 
 // Read reads all counters. Rates are 0 in the first sample.
 func (s *Sampler) Read() (*View, error) {
-	v := &View{Counters: s.counters, Services: []ServiceRow{}, Refused: []RefusedRow{}, InTables: s.services}
+	v := &View{Counters: s.counters, Services: []ServiceRow{}, Refused: []RefusedRow{},
+		InTables: s.snapshot.Services.Len()}
 	look := s.refused.Look()
 	if look.Err != nil {
 		return nil, look.Err
@@ -171,7 +178,7 @@ func (s *Sampler) addRefusals(v *View, now *Refusals) {
 		v.Causes = append(v.Causes, c)
 	}
 	for _, r := range now.Services {
-		if len(v.Refused) < s.sample.Rows && s.sample.Selects(r.Name) {
+		if len(v.Refused) < s.sample.Rows && s.sample.Selects.Has(r.Name) {
 			v.Refused = append(v.Refused, RefusedRow{string(r.Name), string(r.Cause), r.Total,
 				rate(r.Total - totals[r.Subject])})
 		}
@@ -187,7 +194,7 @@ func (s *Sampler) addConnections(v *View) error {
 	var shown []Port
 	for _, p := range list {
 		v.ConnectionsPerSecond += p.Rate
-		if len(shown) < s.sample.Rows && s.sample.Selects(p.Service) {
+		if len(shown) < s.sample.Rows && s.sample.Selects.Has(p.Service) {
 			shown = append(shown, p.Port)
 			v.Services = append(v.Services, ServiceRow{
 				Service: string(p.Service), Port: p.Name, Protocol: p.Protocol.String(),

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	"nftproxy/look/inspect"
 	"nftproxy/look/othertables"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/invalidtable"
 )
@@ -113,6 +115,23 @@ func (d *Differences) Lasting(earlier *Differences) *Differences {
 	lasting = slices.DeleteFunc(lasting, func(one difference) bool { return !before[one.identity()] })
 	idle := slices.DeleteFunc(slices.Clone(d.Idle), func(name string) bool { return !slices.Contains(earlier.Idle, name) })
 	return &Differences{list: lasting, Idle: idle}
+}
+
+// limit removes the differences of Services that are not selected. The error is about a selected Service that neither
+// the objects nor the tables have.
+func (d *Differences) limit(selected inspect.Selection, objects service.Snapshot, source string) error {
+	err := selected.Unknown(func(yield func(service.Name) bool) {
+		for i := range d.list {
+			if !yield(service.Name(d.list[i].service)) {
+				return
+			}
+		}
+		inspect.NamesOf(&objects)(yield)
+	}, source+" or the tables")
+	d.list = slices.DeleteFunc(d.list, func(one difference) bool {
+		return one.service != "" && !selected.Has(service.Name(one.service))
+	})
+	return err
 }
 
 // addTables adds the tables of other nftproxies that should not be there beside ours.

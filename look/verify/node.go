@@ -37,9 +37,10 @@ func Settle(ctx context.Context) error {
 
 // Node compares the tables of this node with those that the source asks for, and the table that drops invalid packets
 // with whether it is wanted: twice if need be, and calls settle (which
-// is Settle, but in tests) in between. At most limit differences are listed.
-func Node(ctx context.Context, source inspect.Source, dropInvalid bool, limit int, notes io.Writer,
-	settle func(context.Context) error) (Report, error) {
+// is Settle, but in tests) in between. Differences of Services that are not selected do not count, but those of what
+// Services share. At most limit differences are listed.
+func Node(ctx context.Context, source inspect.Source, selected inspect.Selection, dropInvalid bool, limit int,
+	notes io.Writer, settle func(context.Context) error) (Report, error) {
 	addrs, err := hostaddr.List(ctx)
 	if err != nil {
 		return Report{}, err
@@ -53,7 +54,7 @@ func Node(ctx context.Context, source inspect.Source, dropInvalid bool, limit in
 	if err != nil {
 		return Report{}, err
 	}
-	services, differences, inFlight, err := compareTwice(ctx, source.Rules, dropInvalid, found, conn, settle)
+	services, differences, inFlight, err := compareTwice(ctx, source, selected, dropInvalid, found, conn, settle)
 	if err = errors.Join(found.End(), err); err != nil {
 		return Report{}, err
 	}
@@ -91,9 +92,11 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 
 // compareTwice returns the differences that two looks find. After a first look without any,
 // there is no second one.
-func compareTwice(ctx context.Context, config ruleset.Config, dropInvalid bool, found *inspect.Objects,
-	conn *kernel.Conn, settle func(context.Context) error) (services int, result *Differences, inFlight int, err error) {
+func compareTwice(ctx context.Context, source inspect.Source, selected inspect.Selection, dropInvalid bool,
+	found *inspect.Objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *Differences,
+	inFlight int, err error) {
 	var first *Differences
+	config := source.Rules
 	for {
 		snapshot := found.Newest()
 		want, have, err := wantAndHave(config, conn, snapshot)
@@ -111,6 +114,9 @@ func compareTwice(ctx context.Context, config ruleset.Config, dropInvalid bool, 
 			return 0, nil, 0, err
 		}
 		now.addInvalid(config.Table, dropInvalid, invalid)
+		if err := now.limit(selected, snapshot, source.String()); err != nil {
+			return 0, nil, 0, err
+		}
 		switch {
 		case first != nil:
 			lasting := now.Lasting(first)

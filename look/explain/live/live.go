@@ -101,6 +101,9 @@ func (n *Node) read(ctx context.Context, table string) error {
 	return err
 }
 
+// Tables are nftproxy's tables, without the clients that they remember.
+func (n *Node) Tables() *nft.Model { return n.facts.Tables }
+
 // Ignore says which EndpointSlice of the objects does not count.
 func (n *Node) Ignore(s explain.IgnoredSlice) { n.facts.Ignored = append(n.facts.Ignored, s) }
 
