@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -38,9 +39,16 @@ type fakeCluster struct {
 	// broken says that a request fails; nil for none.
 	broken func(path string) bool
 	run    func(node string, args []string) (stdout string, exit int)
+	// gaveUp gets whether a client had opened the standard input of a command from which no answer came, when the client
+	// has gone; nil for nobody.
+	gaveUp chan bool
 }
 
-const neverAnswers = -1
+// neverAnswers is an exit status. stderrOnly begins what a command that fails prints there, in place of its output.
+const (
+	neverAnswers = -1
+	stderrOnly   = "stderr: "
+)
 
 func newFakeCluster(nodes ...string) *fakeCluster {
 	f := &fakeCluster{set: appsv1.DaemonSet{
@@ -165,6 +173,9 @@ func (f *fakeCluster) exec(w http.ResponseWriter, r *http.Request, pod string) {
 	stdout, exit := f.run(node, r.URL.Query()["command"][1:])
 	if exit == neverAnswers {
 		_, _, _ = conn.ReadMessage() // Until the client gives up.
+		if f.gaveUp != nil {
+			f.gaveUp <- r.URL.Query().Get("stdin") == "true"
+		}
 		return
 	}
 	select {
@@ -177,8 +188,9 @@ func (f *fakeCluster) exec(w http.ResponseWriter, r *http.Request, pod string) {
 	if exit != 0 {
 		status = metav1.Status{Status: metav1.StatusFailure, Reason: "NonZeroExitCode", Details: &metav1.StatusDetails{
 			Causes: []metav1.StatusCause{{Type: "ExitCode", Message: strconv.Itoa(exit)}}}}
-		if stdout == "" {
-			_ = conn.WriteMessage(websocket.BinaryMessage, []byte(stderrChannel+"nftproxy: it failed\n"))
+		if says, is := strings.CutPrefix(stdout, stderrOnly); is || stdout == "" {
+			stdout = ""
+			_ = conn.WriteMessage(websocket.BinaryMessage, []byte(stderrChannel+"nftproxy: "+cmp.Or(says, "it failed")+"\n"))
 		}
 	}
 	text, _ := json.Marshal(status)

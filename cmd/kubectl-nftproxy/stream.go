@@ -150,7 +150,7 @@ func (c *streamCommand) chosen(ctx context.Context) (*cluster.Cluster, []cluster
 // stream runs a command of nftproxy on the nodes.
 func (c *streamCommand) stream(ctx context.Context, of *cluster.Cluster, nodes []cluster.Node, args ...string) error {
 	return c.each(ctx, nodes, func(ctx context.Context, n *cluster.Node, out, errs io.Writer) error {
-		return of.Stream(ctx, n, out, errs, append(slices.Clone(args), n.Tables()...)...)
+		return of.Follow(ctx, n, out, errs, append(slices.Clone(args), n.Tables()...)...)
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -58,27 +59,95 @@ func (c *Cluster) Stream(ctx context.Context, n *Node, out, errs io.Writer, args
 	if errs == nil {
 		errs = kept
 	}
-	executor, err := c.executor(n, args)
-	if err != nil {
-		return fmt.Errorf("run nftproxy %s: %w", args[0], err)
+	err := c.run(ctx, n, remotecommand.StreamOptions{Stdout: out, Stderr: errs}, args)
+	return ended(ctx, err, string(kept.text()), args)
+}
+
+// untilStdinCloses is the flag by which a command that goes on ends on the node, too, when nobody reads it any more.
+const untilStdinCloses = "--until-stdin-closes"
+
+// Follow is Stream for a command that goes on: it ends on the node when ctx does. On a node whose nftproxy is older and
+// does not know how, it goes on until its own end.
+func (c *Cluster) Follow(ctx context.Context, n *Node, out, errs io.Writer, args ...string) error {
+	if err := runs(n); err != nil {
+		return err
 	}
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: errs})
+	stdin, closes := io.Pipe()
+	defer closes.Close()
+	unknown := &withoutLine{to: errs, text: "unknown flag: " + untilStdinCloses}
+	options := remotecommand.StreamOptions{Stdin: stdin, Stdout: out, Stderr: unknown}
+	err := c.run(ctx, n, options, slices.Concat(args, []string{untilStdinCloses}))
+	unknown.end()
+	if unknown.found && ctx.Err() == nil {
+		return c.Stream(ctx, n, out, errs, args...)
+	}
+	return ended(ctx, err, "", args)
+}
+
+// ended is the error of a command that has ended.
+func ended(ctx context.Context, err error, stderr string, args []string) error {
 	switch code := (exec.CodeExitError{}); {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &code):
-		return &ExitError{Status: code.Code, Stderr: string(kept.text())}
+		return &ExitError{Status: code.Code, Stderr: stderr}
 	case err != nil:
 		return fmt.Errorf("run nftproxy %s: %w", args[0], err)
 	}
 	return nil
 }
 
+func (c *Cluster) run(ctx context.Context, n *Node, options remotecommand.StreamOptions, args []string) error {
+	executor, err := c.executor(n, options.Stdin != nil, args)
+	if err != nil {
+		return err
+	}
+	return executor.StreamWithContext(ctx, options)
+}
+
+// withoutLine passes on what is written to it, but not the line that has a text.
+type withoutLine struct {
+	to   io.Writer
+	text string
+
+	mu    sync.Mutex
+	line  []byte
+	found bool
+}
+
+func (w *withoutLine) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for part := range bytes.Lines(p) {
+		w.line = append(w.line, part...)
+		if part[len(part)-1] == '\n' || len(w.line) > maxErrors {
+			w.pass()
+		}
+	}
+	return len(p), nil
+}
+
+func (w *withoutLine) pass() {
+	if bytes.Contains(w.line, []byte(w.text)) {
+		w.found = true
+	} else {
+		_, _ = w.to.Write(w.line) // An error means that nobody reads.
+	}
+	w.line = nil
+}
+
+// end passes on a last line without an end.
+func (w *withoutLine) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pass()
+}
+
 // executor runs a command as kubectl does: by WebSocket, and with servers or proxies that cannot, by SPDY.
-func (c *Cluster) executor(n *Node, args []string) (remotecommand.Executor, error) {
+func (c *Cluster) executor(n *Node, stdin bool, args []string) (remotecommand.Executor, error) {
 	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").Namespace(n.Pod.Namespace).Name(n.Pod.Name).
-		SubResource("exec").VersionedParams(&corev1.PodExecOptions{Container: Container, Stdout: true, Stderr: true,
-		Command: append([]string{binary}, args...)}, scheme.ParameterCodec)
+		SubResource("exec").VersionedParams(&corev1.PodExecOptions{Container: Container, Stdin: stdin, Stdout: true,
+		Stderr: true, Command: append([]string{binary}, args...)}, scheme.ParameterCodec)
 	socket, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
 	if err != nil {
 		return nil, err
