@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -59,7 +60,7 @@ func optionsPage(t *testing.T) string {
 	b := &strings.Builder{}
 	fmt.Fprint(b, `# Options
 
-This page lists the flags of `+"`nftproxy run`"+`, and the fields of kube-proxy's configuration file.
+This page lists the flags of `+"`nftproxy run`"+` and the fields of kube-proxy's configuration file.
 [install.md](install.md#changing-the-configuration) says how to set them.
 
 `+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own flags begin with `+"`--nftproxy-`"+`.
@@ -71,40 +72,18 @@ nftproxy reads the file again when it changes, also when a ConfigMap is swapped.
 fields whose changes take effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+`
 name changes of other fields. If the changed file is invalid, all settings stay, and the log,
 the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
-
-## nftproxy's own flags
-
-| Flag | Default | Meaning |
-|---|---|---|
-`)
-	f.VisitAll(func(g *pflag.Flag) {
-		if strings.HasPrefix(g.Name, ownPrefix) {
-			meaning := usage(g)
-			if field, is := ownFields()[g.Name]; is {
-				meaning += "; in the file: " + field
-			}
-			fmt.Fprintf(b, "| `--%s` | %s | %s |\n", g.Name, defaultText(g), meaning)
-		}
-	})
-	fmt.Fprint(b, `
-## kube-proxy's flags
-
-| Flag | Field of the file | Default | Meaning here |
-|---|---|---|---|
 `)
 	live := daemon.LiveFlags()
 	var idle byReason
+	theirs := map[string]string{}
 	for _, k := range recordedFlags(t) {
-		g := f.Lookup(k.name)
-		if g == nil {
-			t.Fatalf("run does not take --%s", k.name)
+		if theirs[k.name] = k.value; reasons[k.name] != "" {
+			idle.add(reasons[k.name], "--"+k.name)
 		}
+	}
+	row := func(g *pflag.Flag) {
 		meaning := usage(g)
-		if reason, none := reasons[k.name]; none {
-			idle.add(reason, "--"+k.name)
-			continue
-		}
-		switch k.name {
+		switch g.Name {
 		case iptablesPeriod:
 			meaning += ". The field has an effect below 1 s and above 10 s only"
 		case "feature-gates":
@@ -112,7 +91,7 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 		case ipvsPeriod:
 			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
 		case ipvsScheduler:
-			fields[k.name] = fields[balanceFlag]
+			fields[g.Name] = fields[balanceFlag]
 			meaning = "with `--proxy-mode=ipvs`, sh and dh stand for `--nftproxy-balance=client`, and mh for `flow`, unless " +
 				"that flag is given; rr and wrr are what nftproxy does, and the others have no effect " +
 				"([differences.md](differences.md#schedulers-of-ipvs))"
@@ -120,24 +99,36 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 			meaning += ". `primary` is the node's first address of each family, `localhost` 127.0.0.1 and ::1. An empty list " +
 				"means what it does in kube-proxy's mode ([migrate.md](migrate.md#what-the-mode-says))"
 		case localhostNodePorts:
-			fields[k.name] = []string{"`iptables.localhostNodePorts`"}
+			fields[g.Name] = []string{"`iptables.localhostNodePorts`"}
 			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has " +
 				"all addresses; else no effect"
 		case bindAddress:
-			fields[k.name] = []string{"`bindAddress`"}
+			fields[g.Name] = []string{"`bindAddress`"}
 			meaning = "a primary address besides those of the Node, for `--nodeport-addresses`; an IPv6 address moves the " +
 				"default addresses of the health and metrics servers to IPv6"
 		case "healthz-port", "metrics-port":
 			meaning = "deprecated: the port of an address without one; 0 switches the server off"
 		}
-		field := strings.Join(fields[k.name], ", ")
-		if slices.Contains(live, k.name) || k.name == localhostNodePorts {
-			field = strings.Join(fields[k.name], `\*, `) + `\*`
+		field := strings.Join(fields[g.Name], ", ")
+		switch {
+		case strings.HasPrefix(g.Name, ownPrefix):
+			field = ownFields()[g.Name]
+		case slices.Contains(live, g.Name) || g.Name == localhostNodePorts:
+			field = strings.Join(fields[g.Name], `\*, `) + `\*`
 		}
-		if own, differs := ownDefaults()[k.name]; differs && own[0] != k.value && k.value != "" {
-			meaning += fmt.Sprintf(". kube-proxy's default is %s: %s", k.value, own[1])
+		if own, differs := ownDefaults()[g.Name]; differs && own[0] != theirs[g.Name] && theirs[g.Name] != "" {
+			meaning += fmt.Sprintf(". kube-proxy's default is %s: %s", theirs[g.Name], own[1])
 		}
-		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", k.name, field, defaultText(g), meaning)
+		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", g.Name, field, defaultText(g), meaning)
+	}
+	for _, group := range flagGroups() {
+		fmt.Fprintf(b, "\n## %s flags\n\n| Flag | Field | Default | Meaning |\n|---|---|---|---|\n",
+			strings.ToUpper(group.name[:1])+group.name[1:])
+		for _, name := range slices.Sorted(slices.Values(group.flags)) {
+			if name != "help" {
+				row(f.Lookup(name))
+			}
+		}
 	}
 	for _, note := range ignored {
 		field, reason, _ := strings.Cut(note, " has no effect: ")
@@ -145,6 +136,48 @@ the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+
 	}
 	fmt.Fprintf(b, "\n## Flags and fields without effect\n\n| Flags and fields | Why |\n|---|---|\n%s", idle.rows())
 	return b.String()
+}
+
+// TestFlagGroups: each flag of run stands in its help once, in a group, or has no effect and is not there; and so does
+// each in the page.
+func TestFlagGroups(t *testing.T) {
+	var help bytes.Buffer
+	if code := execute(t.Context(), []string{"run", "--help"}, &help, &help); code != 0 {
+		t.Fatal(help.String())
+	}
+	page := optionsPage(t)
+	grouped := map[string]int{}
+	for _, g := range flagGroups() {
+		for _, name := range g.flags {
+			grouped[name]++
+		}
+		title := strings.ToUpper(g.name[:1]) + g.name[1:] + " flags"
+		if !strings.Contains(help.String(), "\n"+title+":\n") || !strings.Contains(page, "\n## "+title+"\n") {
+			t.Errorf("the help or the page has no %q", title)
+		}
+	}
+	var run runOptions
+	cmd := &cobra.Command{}
+	run.addFlags(cmd)
+	for _, i := range listIgnoredFlags() {
+		grouped[i.name]++
+	}
+	cmd.Flags().VisitAll(func(g *pflag.Flag) {
+		if grouped[g.Name] != 1 {
+			t.Errorf("--%s stands in %d groups, or has no effect", g.Name, grouped[g.Name])
+		}
+		want := 1
+		if g.Hidden {
+			want = 0
+		}
+		line := regexp.MustCompile(`(?m)^ +(-\w, )?--` + regexp.QuoteMeta(g.Name) + `( |\[)`)
+		if n := len(line.FindAllString(help.String(), -1)); n != want {
+			t.Errorf("the help has --%s %d times, want %d", g.Name, n, want)
+		}
+		if rows := strings.Count(page, "`--"+g.Name+"` |") + strings.Count(page, "`--"+g.Name+"`, "); rows == 0 {
+			t.Errorf("docs/options.md has no --%s", g.Name)
+		}
+	})
 }
 
 // byReason are names by the reason that they share.
@@ -177,7 +210,7 @@ func (r *byReason) rows() string {
 func defaultText(g *pflag.Flag) string {
 	value := strings.Trim(g.DefValue, "[]")
 	if value == "" {
-		return "none"
+		return ""
 	}
 	return "`" + value + "`"
 }

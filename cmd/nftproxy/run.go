@@ -88,6 +88,7 @@ writes only what has changed since.`,
 		},
 	}
 	o.addFlags(cmd)
+	groupHelp(cmd)
 	return cmd
 }
 
