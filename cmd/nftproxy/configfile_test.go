@@ -219,10 +219,10 @@ func TestConfigBad(t *testing.T) {
 func (f *following) wantMetrics(valid, restart, accepted, rejected int) {
 	f.Helper()
 	want := fmt.Sprintf(`
-# HELP nftproxy_config_file_valid 1 if the configuration file, as it was read last, can be used; 0 if the settings from before its last change remain.
+# HELP nftproxy_config_file_valid 1 if the configuration file can be used; 0 if the settings from before its last change remain.
 # TYPE nftproxy_config_file_valid gauge
 nftproxy_config_file_valid %d
-# HELP nftproxy_config_file_restart_required 1 if the configuration file has changed in fields that take effect at the next start only; 0 if all of it is in effect.
+# HELP nftproxy_config_file_restart_required 1 if the configuration file has changed in fields that take effect at the next start only, else 0.
 # TYPE nftproxy_config_file_restart_required gauge
 nftproxy_config_file_restart_required %d
 # HELP nftproxy_config_file_changes_total Changes of the configuration file's text, by whether it could be used.

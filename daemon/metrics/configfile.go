@@ -14,11 +14,9 @@ func NewConfigFile(r prometheus.Registerer) *ConfigFile {
 	f := newFactory(r)
 	m := &ConfigFile{
 		valid: f.gauge("nftproxy_config_file_valid",
-			"1 if the configuration file, as it was read last, can be used; "+
-				"0 if the settings from before its last change remain."),
+			"1 if the configuration file can be used; 0 if the settings from before its last change remain."),
 		restart: f.gauge("nftproxy_config_file_restart_required",
-			"1 if the configuration file has changed in fields that take effect at the next start only; 0 if all of it is in "+
-				"effect."),
+			"1 if the configuration file has changed in fields that take effect at the next start only, else 0."),
 		changes: f.counters("nftproxy_config_file_changes_total", []string{"result"},
 			"Changes of the configuration file's text, by whether it could be used."),
 	}

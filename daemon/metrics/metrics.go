@@ -89,8 +89,7 @@ func (m *Metrics) registerOwn(f factory) {
 		"Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if "+
 			"something was written)."))
 	m.latency = f.histogram("nftproxy_change_latency_seconds", buckets(),
-		"Time from the arrival of a change in this process until it was in the kernel. Of several changes in one "+
-			"sync the oldest counts.")
+		"Time from the arrival of a change in this process until it was in the kernel.")
 	m.written = f.counter("nftproxy_written_objects_total",
 		"Elements, rules, chains and other objects that were added to the kernel's tables or removed.")
 	m.quarantined = f.gauge("nftproxy_quarantined_parts",
@@ -98,9 +97,9 @@ func (m *Metrics) registerOwn(f factory) {
 	m.services = f.gauge("nftproxy_services",
 		"Services in the latest snapshot.")
 	m.options.with = f.gauges("nftproxy_services_with_option", []string{"option"},
-		"Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix "+
-			"nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of "+
-			"EndpointSlices: some endpoint of the Service has another weight than 100, as a growing one has.")
+		"Services in the latest snapshot that ask for this option by an annotation (docs/choices.md), or have it by "+
+			"--nftproxy-balance. The option weight counts Services with an endpoint of another weight than 100, such as a "+
+			"growing one.")
 	m.options.growing = f.gauge("nftproxy_growing_endpoints",
 		"Endpoints of Service ports that have a part of their weight since they are new (nftproxy.io/slow-start).")
 	m.ejected = f.gauges("nftproxy_ejected_endpoints", []string{"mode"},
@@ -124,8 +123,7 @@ func (m *Metrics) registerOwn(f factory) {
 	m.conntrackCPU = f.counter("nftproxy_conntrack_cpu_seconds_total",
 		"CPU time of passes over the conntrack table, in this process and in the kernel.")
 	m.conntrackLag = f.histogram("nftproxy_conntrack_lag_seconds", buckets(),
-		"Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them. "+
-			"Of several syncs before one pass the oldest counts.")
+		"Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them.")
 	m.conntrackFailures = f.counter("nftproxy_conntrack_failures_total",
 		"Passes over the conntrack table that were incomplete.")
 	m.conntrackEntries = f.gauge("nftproxy_conntrack_entries",
@@ -134,8 +132,7 @@ func (m *Metrics) registerOwn(f factory) {
 		"Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.")
 	f.counterFunc("nftproxy_conntrack_invalid_packets_total",
 		"Packets that connection tracking could assign to no connection since the network namespace began, such as TCP "+
-			"segments out of the window. They are not translated: one of an endpoint makes its client reset the connection "+
-			"(docs/migrate.md).",
+			"segments out of the window (docs/migrate.md).",
 		func() float64 { return float64(m.conntrackInvalid.Load()) })
 	m.healthListeners = f.gauges("nftproxy_health_check_listeners", []string{"state"},
 		"Listeners for the health check node ports of Services, one for each port and address. The failed ones could not "+

@@ -225,7 +225,7 @@ func TestObserveOccupancy(t *testing.T) {
 # HELP nftproxy_conntrack_entries Entries of the conntrack table, stale or not.
 # TYPE nftproxy_conntrack_entries gauge
 nftproxy_conntrack_entries %s
-# HELP nftproxy_conntrack_invalid_packets_total Packets that connection tracking could assign to no connection since the network namespace began, such as TCP segments out of the window. They are not translated: one of an endpoint makes its client reset the connection (docs/migrate.md).
+# HELP nftproxy_conntrack_invalid_packets_total Packets that connection tracking could assign to no connection since the network namespace began, such as TCP segments out of the window (docs/migrate.md).
 # TYPE nftproxy_conntrack_invalid_packets_total counter
 nftproxy_conntrack_invalid_packets_total %d
 # HELP nftproxy_conntrack_limit Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.

@@ -142,7 +142,7 @@ func gather(t *testing.T, g prometheus.Gatherer) []check.Metric {
 // absent are kube-proxy's metrics that nftproxy does not have, as patterns of path.Match,
 // each with the reason.
 func absent() [][2]string {
-	const server = "about code of the API server that is linked into kube-proxy; kube-proxy never counts anything there"
+	const server = "about code of the API server that is linked into kube-proxy and counts nothing there"
 	const registry = "about the registry of k8s.io/component-base, which nftproxy does not use"
 	return [][2]string{
 		{"aggregator_discovery_aggregation_count_total", server},
@@ -151,7 +151,7 @@ func absent() [][2]string {
 		{"disabled_metrics_total", registry},
 		{"hidden_metrics_total", registry},
 		{"registered_metrics_total", registry},
-		{"kubernetes_feature_enabled", "nftproxy has no feature gates; `/flagz` has all of its settings"},
+		{"kubernetes_feature_enabled", "`/flagz` has all settings, `--feature-gates` included"},
 	}
 }
 
@@ -205,8 +205,7 @@ func meanings() map[string]string {
 		"kubeproxy_sync_proxy_rules_duration_seconds": "Time that a sync took, from the " +
 			"snapshot to the kernel's answer. One sync is for both families and counts in each.",
 		"kubeproxy_sync_full_proxy_rules_duration_seconds": "As kubeproxy_sync_proxy_rules_duration_seconds, for " +
-			"syncs that read the kernel's tables: after a start, an error, or a change by another program. nftproxy has " +
-			"no periodic full sync.",
+			"syncs that read the kernel's tables: after a start, an error, or a change by another program.",
 		"kubeproxy_sync_partial_proxy_rules_duration_seconds": "The same for all other syncs.",
 		"kubeproxy_network_programming_duration_seconds": "Time from the cause of a change of endpoints until the " +
 			"change was in the kernel. The cause's time is the EndpointSlice's annotation " +
@@ -243,9 +242,8 @@ func meanings() map[string]string {
 			"`KubeProxyNFTablesLocalhostNodePorts`.",
 		"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": "Failed attempts to serve a node " +
 			"port on localhost, for example because another process has the port. nftproxy tries again every 5 seconds.",
-		"kubernetes_build_info": "The version of the API server; kube-proxy's has its own version. With nftproxy's " +
-			"version, which is none of Kubernetes', the alert `KubeVersionMismatch` of kubernetes-mixin would fire. " +
-			"Missing with `--nftproxy-manifests`.",
+		"kubernetes_build_info": "The version of the API server, so that the alert `KubeVersionMismatch` of " +
+			"kubernetes-mixin does not fire; kube-proxy's has its own version. Missing with `--nftproxy-manifests`.",
 		"kubernetes_healthcheck": "On `/metrics/slis`: 1 if the check passed the last time, else 0. `ping` is " +
 			"`/healthz` of the metrics port; `proxy` is the health port's `/healthz`, `/livez` or `/readyz`, by `type`.",
 		"kubernetes_healthchecks_total": "On `/metrics/slis`: the results of these checks since the start.",

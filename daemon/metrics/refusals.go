@@ -19,8 +19,7 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 	byCause := prometheus.NewDesc("nftproxy_refused_packets_total",
 		"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped "+
 			"(no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings), as of the last ten seconds. A "+
-			"client that tries again counts again. A pod of another node that is refused at a node port with policy Local and "+
-			"no endpoint on this node counts as no-endpoints here, and as no-local-endpoints of its Service.",
+			"client that tries again counts again.",
 		[]string{"cause", "ip_family"}, nil)
 	byService := prometheus.NewDesc("nftproxy_service_refused_packets_total",
 		"First packets that the rules refused or dropped, by Service, for the 50 Services and causes with the most. The "+
