@@ -85,6 +85,24 @@ func TestPluginWithoutKernel(t *testing.T) {
 	}
 }
 
+// TestDaemonWithoutClientset: client-go's clients for all groups of the API, and their scheme, cost memory on each node
+// and CPU time at each start. The daemon needs the groups of wire.Scheme.
+func TestDaemonWithoutClientset(t *testing.T) {
+	groups := 0
+	for _, p := range linkedPackages(t, "./cmd/nftproxy", "linux") {
+		if strings.HasPrefix(p.ImportPath, "k8s.io/client-go/kubernetes") ||
+			strings.HasPrefix(p.ImportPath, "k8s.io/client-go/discovery") {
+			t.Errorf("the daemon links %s", p.ImportPath)
+		}
+		if strings.HasPrefix(p.ImportPath, "k8s.io/api/") {
+			groups++
+		}
+	}
+	if groups != 4 {
+		t.Errorf("the daemon links %d versions of groups of the API, want 4", groups)
+	}
+}
+
 // dependencies is the text of the page.
 func dependencies(packages []linked) string {
 	type module struct {

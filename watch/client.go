@@ -12,8 +12,8 @@ import (
 	networkingv1beta1 "k8s.io/api/networking/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -34,13 +34,15 @@ func ClientConfig(kubeconfig, master string) (*rest.Config, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.QPS = -1
+	config.UserAgent = rest.DefaultKubernetesUserAgent()
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{newConnectTransport(next)} })
 	return config, nil
 }
 
 // Client sends requests to an API server. They share one connection.
 type Client struct {
-	kubernetes.Interface
+	// core is for the rare requests, which have an answer of a bounded size.
+	core             *rest.RESTClient
 	services         *wire.Client[*serviceObject]
 	slices           *wire.Client[*sliceObject]
 	cidrs, betaCIDRs *wire.Client[*cidrObject]
@@ -49,30 +51,32 @@ type Client struct {
 
 // NewClient returns a client with a configuration, such as that of ClientConfig. It sends no request.
 func NewClient(config *rest.Config) (*Client, error) {
-	config = rest.CopyConfig(config)
-	if config.UserAgent == "" {
-		config.UserAgent = rest.DefaultKubernetesUserAgent()
-	}
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	typed, err := kubernetes.NewForConfigAndClient(config, wire.Bound(httpClient, true))
+	codecs := serializer.NewCodecFactory(wire.Scheme())
+	core, err := newCore(config, httpClient, codecs)
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	c := &Client{Interface: typed}
+	c := &Client{core: core}
 	var errs [5]error
-	c.services, errs[0] = wire.NewClient(config, httpClient, serviceKind())
-	c.slices, errs[1] = wire.NewClient(config, httpClient, sliceKind())
+	c.services, errs[0] = wire.NewClient(config, httpClient, codecs, serviceKind())
+	c.slices, errs[1] = wire.NewClient(config, httpClient, codecs, sliceKind())
 	const cidrs = "servicecidrs"
-	c.cidrs, errs[2] = wire.NewClient(config, httpClient,
+	c.cidrs, errs[2] = wire.NewClient(config, httpClient, codecs,
 		wire.Whole(networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertCIDR))
-	c.betaCIDRs, errs[3] = wire.NewClient(config, httpClient,
+	c.betaCIDRs, errs[3] = wire.NewClient(config, httpClient, codecs,
 		wire.Whole(networkingv1beta1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertBetaCIDR))
-	c.nodes, errs[4] = wire.NewClient(config, httpClient, wire.Whole(corev1.SchemeGroupVersion.WithKind("Node"), "nodes",
-		convertNode))
+	c.nodes, errs[4] = wire.NewClient(config, httpClient, codecs,
+		wire.Whole(corev1.SchemeGroupVersion.WithKind("Node"), "nodes", convertNode))
 	return c, errors.Join(errs[:]...)
+}
+
+// newCore returns client-go's client for the core group.
+func newCore(config *rest.Config, httpClient *http.Client, codecs serializer.CodecFactory) (*rest.RESTClient, error) {
+	return wire.NewREST(config, wire.Bound(httpClient, true), codecs, corev1.SchemeGroupVersion)
 }
 
 // Node returns what the API server's cache knows of a Node, without host addresses, and its kubelet's port; nil if

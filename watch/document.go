@@ -17,8 +17,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
@@ -138,12 +138,12 @@ func splitJSON(c chunk) []chunk {
 	return list
 }
 
-// read turns the text into objects. It reports fields that are unknown or there twice,
-// and still uses the others.
-func (c chunk) read() document {
+// read turns the text into objects. It reports fields that are unknown or there twice, and still uses the others. The
+// scheme is wire.Scheme, which most files do not need.
+func (c chunk) read(scheme func() *runtime.Scheme) document {
 	var d document
 	if bytes.HasPrefix(c.text, []byte("{")) && json.Valid(c.text) { // YAML does not allow its tabs.
-		d.decode(c.text, "")
+		d.decode(c.text, "", scheme)
 		return d
 	}
 	data, err := yaml.YAMLToJSONStrict(c.text)
@@ -158,7 +158,7 @@ func (c chunk) read() document {
 		d.addProblem(c.guessKey(), "", c.syntaxError())
 	}
 	if !bytes.Equal(data, []byte("null")) {
-		d.decode(data, "")
+		d.decode(data, "", scheme)
 	}
 	return d
 }
@@ -237,7 +237,7 @@ func (h *header) read(data []byte) (lost []Problem, _ error) {
 
 // decode reads one object or a list. itemKind is the kind of the items of a typed
 // list, where an item may leave out its own.
-func (d *document) decode(data []byte, itemKind string) {
+func (d *document) decode(data []byte, itemKind string, scheme func() *runtime.Scheme) {
 	var h header
 	lost, err := h.read(data)
 	if err != nil {
@@ -254,7 +254,7 @@ func (d *document) decode(data []byte, itemKind string) {
 		d.problems = append(d.problems, lost...)
 		for i, data := range h.Items {
 			n := len(d.problems)
-			d.decode(data, strings.TrimSuffix(h.Kind, "List"))
+			d.decode(data, strings.TrimSuffix(h.Kind, "List"), scheme)
 			for j := range d.problems[n:] {
 				p := &d.problems[n+j]
 				p.Field = strings.TrimSuffix(item("items", i)+"."+p.Field, ".")
@@ -266,7 +266,7 @@ func (d *document) decode(data []byte, itemKind string) {
 		d.addBroken(Object{}, "kind", errors.New("missing"))
 		return
 	default:
-		d.ignore(key, h.APIVersion)
+		d.ignore(key, h.APIVersion, scheme())
 		return
 	}
 	if want := apiVersion(h.Kind); h.APIVersion != want && (h.APIVersion != "" || itemKind == "") {
@@ -287,11 +287,12 @@ func (d *document) decode(data []byte, itemKind string) {
 	d.object(key, data)
 }
 
-// ignore reports an object of another kind. One that Kubernetes does not have, in a group that it has, is a mistake.
-func (d *document) ignore(key Object, apiVersion string) {
+// ignore reports an object of another kind. One that Kubernetes does not have, in a group that nftproxy reads, is a
+// mistake.
+func (d *document) ignore(key Object, apiVersion string, scheme *runtime.Scheme) {
 	version, _ := schema.ParseGroupVersion(apiVersion)
 	kind := schema.GroupKind{Group: version.Group, Kind: key.Kind}
-	if scheme.Scheme.IsGroupRegistered(kind.Group) && len(scheme.Scheme.VersionsForGroupKind(kind)) == 0 {
+	if scheme.IsGroupRegistered(kind.Group) && len(scheme.VersionsForGroupKind(kind)) == 0 {
 		d.addBroken(key, "kind", &ValueError{Value: key.Kind, Reason: "no such kind in apiVersion " +
 			strconv.Quote(apiVersion)})
 		return

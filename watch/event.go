@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -241,6 +242,30 @@ func (s *sink) result(verb string, err error) error {
 		s.unwritten(fmt.Errorf("%s event: %w", verb, err))
 	}
 	return err
+}
+
+// eventClient is a record.EventSink: it writes events to the API server, each in its own namespace.
+type eventClient struct{ core *rest.RESTClient }
+
+// Create is part of record.EventSink.
+func (c eventClient) Create(e *corev1.Event) (*corev1.Event, error) {
+	return c.send(c.core.Post(), e, e)
+}
+
+// Update is part of record.EventSink.
+func (c eventClient) Update(e *corev1.Event) (*corev1.Event, error) {
+	return c.send(c.core.Put().Name(e.Name), e, e)
+}
+
+// Patch is part of record.EventSink.
+func (c eventClient) Patch(e *corev1.Event, patch []byte) (*corev1.Event, error) {
+	return c.send(c.core.Patch(types.StrategicMergePatchType).Name(e.Name), e, patch)
+}
+
+func (c eventClient) send(r *rest.Request, e *corev1.Event, body any) (written *corev1.Event, _ error) {
+	written = &corev1.Event{}
+	return written, r.NamespaceIfScoped(e.Namespace, e.Namespace != "").Resource("events").Body(body).
+		Do(context.Background()).Into(written)
 }
 
 // sharedName returns the same name on all nodes for equal events about an object.

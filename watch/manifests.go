@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"nftproxy/watch/wire"
 )
 
 // gonePeriod is how long the objects of a file stay that has gone or become empty. Many programs replace a file in two
@@ -205,12 +207,13 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 	f := &manifestFile{path: path, sum: sum, clean: map[[sha256.Size]byte]document{}}
 	data = inUTF8(data)
 	good, broken := map[Object]bool{}, map[Object]bool{}
+	scheme := sync.OnceValue(wire.Scheme)
 	for i, c := range splitDocuments(data) {
 		source := fmt.Sprintf("%s document %d (line %d)", path, i+1, c.line)
 		sum := sha256.Sum256(c.text)
 		d, known := old.clean[sum]
 		if !known {
-			d = c.read()
+			d = c.read(scheme)
 		}
 		clean := len(d.problems) == 0
 		for i := range d.problems {

@@ -8,9 +8,10 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
+
+	"nftproxy/watch/wire"
 )
 
 // Source says where objects come from: an API server, by a kubeconfig file or an address, without either as a pod's
@@ -106,9 +107,13 @@ func (c *Connection) Recorder(ctx context.Context, node string, failed func(erro
 	}
 	config := rest.CopyConfig(c.config)
 	config.QPS, config.Burst = 5, 10
-	client, err := kubernetes.NewForConfig(config)
+	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for events: %w", err)
 	}
-	return newRecorder(ctx, &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}, node, failed), nil
+	core, err := newCore(config, httpClient, serializer.NewCodecFactory(wire.Scheme()))
+	if err != nil {
+		return nil, fmt.Errorf("make a client for events: %w", err)
+	}
+	return newRecorder(ctx, eventClient{core}, node, failed), nil
 }

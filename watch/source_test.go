@@ -28,7 +28,7 @@ func TestDialerTellsTheAddress(t *testing.T) {
 	}
 	told := make(chan netip.AddrPort, 10)
 	c.reportTo(func(a netip.AddrPort) { told <- a })
-	if _, err := c.Client.Discovery().ServerVersion(); err == nil {
+	if _, err := ServerVersion(t.Context(), c.Client); err == nil {
 		t.Fatal("a server that has nothing told its version")
 	}
 	if got := <-told; got != want {
@@ -57,7 +57,7 @@ func TestDialerDoesNotTellAProxy(t *testing.T) {
 	}
 	told := make(chan netip.AddrPort, 10)
 	c.reportTo(func(a netip.AddrPort) { told <- a })
-	if _, err := c.Client.Discovery().ServerVersion(); err == nil || !asked {
+	if _, err := ServerVersion(t.Context(), c.Client); err == nil || !asked {
 		t.Fatalf("the proxy was asked: %t, error %v", asked, err)
 	}
 	if len(told) > 0 {
@@ -99,7 +99,8 @@ func TestConnectionsClosedAfterSleep(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		stream, err := c.Client.CoreV1().Services("").Watch(t.Context(), metav1.ListOptions{})
+		stream, err := c.Client.core.Get().Resource("services").VersionedParams(&metav1.ListOptions{Watch: true},
+			metav1.ParameterCodec).Watch(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

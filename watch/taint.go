@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -26,7 +25,7 @@ func taintRetries() wait.Backoff {
 // RemoveTaint removes the taints with a key from a Node until the context ends: those that the Node
 // has, and those that the kubelet adds when it registers again. It calls report after each attempt,
 // with nil for a success. RemoveTaint needs the right to list, watch and patch Nodes.
-func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key string, report func(error)) {
+func RemoveTaint(ctx context.Context, client *Client, node, key string, report func(error)) {
 	latest := make(chan *corev1.Node, 1)
 	put := func(object any) {
 		if n, ok := object.(*corev1.Node); ok {
@@ -38,7 +37,7 @@ func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key str
 		}
 	}
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll,
+		ListerWatcher: cache.NewListWatchFromClient(client.core, "nodes", metav1.NamespaceAll,
 			fields.OneTermEqualSelector("metadata.name", node)),
 		ObjectType: &corev1.Node{},
 		Handler: cache.ResourceEventHandlerFuncs{
@@ -81,7 +80,7 @@ func withoutTaint(taints []corev1.Taint, key string) []corev1.Taint {
 }
 
 // setTaints replaces a Node's taints, if the Node is still the one that was read.
-func setTaints(ctx context.Context, client kubernetes.Interface, n *corev1.Node, taints []corev1.Taint) error {
+func setTaints(ctx context.Context, client *Client, n *corev1.Node, taints []corev1.Taint) error {
 	patch, err := json.Marshal([]map[string]any{
 		{"op": "test", "path": "/metadata/resourceVersion", "value": n.ResourceVersion},
 		{"op": "replace", "path": "/spec/taints", "value": taints},
@@ -89,8 +88,8 @@ func setTaints(ctx context.Context, client kubernetes.Interface, n *corev1.Node,
 	if err != nil {
 		return fmt.Errorf("encode the taints of Node %s: %w", n.Name, err)
 	}
-	if _, err := client.CoreV1().Nodes().Patch(ctx, n.Name, types.JSONPatchType, patch,
-		metav1.PatchOptions{}); err != nil {
+	if err := client.core.Patch(types.JSONPatchType).Resource("nodes").Name(n.Name).Body(patch).Do(ctx).
+		Into(&corev1.Node{}); err != nil {
 		return fmt.Errorf("patch Node %s: %w", n.Name, err)
 	}
 	return nil

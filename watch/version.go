@@ -45,7 +45,7 @@ func ServerVersion(ctx context.Context, client *Client) (apiversion.Info, error)
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	var info apiversion.Info
-	body, err := client.CoreV1().RESTClient().Get().AbsPath("/version").Do(ctx).Raw()
+	body, err := client.core.Get().AbsPath("/version").Do(ctx).Raw()
 	if err != nil {
 		return info, err
 	}

@@ -43,7 +43,7 @@ func (t Tenants) Run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.world.stop()) }()
-	if _, err := r.world.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+	if _, err := r.world.writes.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{Name: controlplane.TenantNamespace}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}

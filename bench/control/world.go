@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"nftproxy/bench/proxies"
@@ -26,9 +27,10 @@ const writers = 16
 type world struct {
 	size  Size
 	plane *controlplane.Plane
-	// client speaks protobuf, as proxies do, so that the API server has the least work
+	// client and writes speak protobuf, as proxies do, so that the API server has the least work
 	// with its answers.
 	client *watch.Client
+	writes kubernetes.Interface
 	// past writes to etcd, past the API server.
 	past *controlplane.Writer
 	// first is the number of each service's first endpoint.
@@ -53,6 +55,9 @@ func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
 	config := rest.CopyConfig(plane.Cluster.Client())
 	config.ContentType = runtime.ContentTypeProtobuf
 	if w.client, err = watch.NewClient(config); err == nil {
+		w.writes, err = kubernetes.NewForConfig(config)
+	}
+	if err == nil {
 		err = size.objects(func(some []runtime.Object) error { return plane.Cluster.Seed(ctx, some...) })
 	}
 	if err != nil {
@@ -92,7 +97,7 @@ func (w *world) slice(service, n int) *discoveryv1.EndpointSlice {
 
 // update writes a slice to the API server, whatever version the server has.
 func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	if _, err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Update(ctx, s,
+	if _, err := w.writes.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Update(ctx, s,
 		metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}

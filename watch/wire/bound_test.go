@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 )
@@ -100,7 +101,7 @@ func TestEndlessAnswers(t *testing.T) {
 			client, err := NewClient(&rest.Config{Host: "http://api.example", QPS: -1, ContentConfig: rest.ContentConfig{
 				ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," +
 					runtime.ContentTypeJSON,
-			}}, &http.Client{Transport: answers{c.code, body}}, services())
+			}}, &http.Client{Transport: answers{c.code, body}}, serializer.NewCodecFactory(Scheme()), services())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,7 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 )
 
@@ -26,27 +27,34 @@ type Client[K Object] struct {
 	others runtime.Decoder
 }
 
-// NewClient returns a client that sends its requests by httpClient. It sends none itself.
-func NewClient[K Object](config *rest.Config, httpClient *http.Client, kind Kind[K]) (*Client[K], error) {
-	c := rest.CopyConfig(config)
-	version := kind.gvk.GroupVersion()
-	c.GroupVersion, c.APIPath = &version, "/apis"
-	if version.Group == "" {
-		c.APIPath = "/api"
-	}
-	c.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme.Scheme, scheme.Codecs).WithoutConversion()
-	client, err := rest.RESTClientForConfigAndClient(c, Bound(httpClient, false))
+// NewClient returns a client that sends its requests by httpClient. It sends none itself. The codecs are those of
+// Scheme.
+func NewClient[K Object](config *rest.Config, httpClient *http.Client, codecs serializer.CodecFactory,
+	kind Kind[K]) (*Client[K], error) {
+	client, err := NewREST(config, Bound(httpClient, false), codecs, kind.gvk.GroupVersion())
 	if err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", kind.resource, err)
 	}
-	return &Client[K]{kind: kind, rest: client, others: scheme.Codecs.UniversalDeserializer()}, nil
+	return &Client[K]{kind: kind, rest: client, others: codecs.UniversalDeserializer()}, nil
+}
+
+// NewREST returns client-go's client for a version of a group of the API. Its answers must be bounded (Bound).
+func NewREST(config *rest.Config, httpClient *http.Client, codecs serializer.CodecFactory,
+	version schema.GroupVersion) (*rest.RESTClient, error) {
+	config = rest.CopyConfig(config)
+	config.GroupVersion, config.APIPath = &version, "/apis"
+	if version.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = codecs.WithoutConversion()
+	return rest.RESTClientForConfigAndClient(config, httpClient)
 }
 
 // get sends a request and returns the body of an answer of success. It tells of any other answer at once, also of one
 // that asks to wait (Retry-After), which client-go would otherwise do in silence.
 func (c *Client[K]) get(ctx context.Context, options metav1.ListOptions) (io.ReadCloser, error) {
 	return c.rest.Get().Resource(c.kind.resource).VersionedParams(&options,
-		scheme.ParameterCodec).MaxRetries(0).Stream(ctx)
+		metav1.ParameterCodec).MaxRetries(0).Stream(ctx)
 }
 
 // ErrForeign says that an answer of success has neither protobuf nor JSON in it.

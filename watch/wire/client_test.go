@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
@@ -37,7 +38,7 @@ func serve(t *testing.T, answer http.HandlerFunc) *Client[*corev1.Service] {
 		ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," +
 			runtime.ContentTypeJSON,
 	}}
-	client, err := NewClient(config, server.Client(), services())
+	client, err := NewClient(config, server.Client(), serializer.NewCodecFactory(Scheme()), services())
 	if err != nil {
 		t.Fatal(err)
 	}

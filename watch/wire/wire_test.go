@@ -138,6 +138,23 @@ func testList[T any, L metav1.ListInterface, O interface {
 	}
 }
 
+// TestScheme: of a group that it has, the scheme has every kind that client-go has: a manifest with another kind is a
+// mistake.
+func TestScheme(t *testing.T) {
+	ours, found := Scheme(), 0
+	for gvk := range scheme.Scheme.AllKnownTypes() {
+		if !ours.IsGroupRegistered(gvk.Group) {
+			continue
+		}
+		if found++; len(ours.VersionsForGroupKind(gvk.GroupKind())) == 0 {
+			t.Errorf("%s is missing", gvk)
+		}
+	}
+	if found < 100 {
+		t.Errorf("%d kinds were compared", found)
+	}
+}
+
 // TestListCut: a list that ends early is an error at every byte, so that no node takes a part of it for all of it.
 func TestListCut(t *testing.T) {
 	list := &discoveryv1.EndpointSliceList{ListMeta: metav1.ListMeta{ResourceVersion: "5"}}
