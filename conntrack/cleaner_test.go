@@ -436,6 +436,27 @@ func TestCleanerKnowsWhatWasServedBefore(t *testing.T) {
 	})
 }
 
+// TestCleanerRoutesBeforeServices: local routes make no pass before there is a snapshot, since the first sync makes one
+// over the whole table anyway.
+func TestCleanerRoutesBeforeServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, began := start(t, &slowTable{dump: time.Millisecond}), time.Now()
+		b.LocalRoutes(prefixes("127.0.0.0/8"))
+		if starts := b.after(5*time.Second, began); len(starts) > 0 {
+			t.Errorf("passes at %v, before there was a sync", starts)
+		}
+		b.SyncDone(parse(t, "node n1\n"), true)
+		synced := b.after(5*time.Second, began)
+		if diff := gocmp.Diff([]time.Duration{5 * time.Second, 5*time.Second + secondPassAfter}, synced); diff != "" {
+			t.Errorf("passes after a sync (-want +got):\n%s", diff)
+		}
+		b.LocalRoutes(prefixes("127.0.0.0/8", "198.51.100.0/24"))
+		if starts := b.after(5*time.Second, began); len(starts) != len(synced)+2 {
+			t.Errorf("passes at %v; want two more than %v", starts, synced)
+		}
+	})
+}
+
 func TestCleanerErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := &slowTable{fail: unix.EPERM}

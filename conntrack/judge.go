@@ -49,7 +49,10 @@ func (j *judge) learn(r syncReport, now time.Time) (c change, ok bool) {
 		scope.addAll()
 	}
 	if r.routes != nil {
-		scope.merge(j.index.SetLocalRoutes(*r.routes))
+		stale := j.index.SetLocalRoutes(*r.routes)
+		if j.index.Epoch() > 0 { // Before the first snapshot the index knows nothing that could be stale.
+			scope.merge(stale)
+		}
 	}
 	if r.previous != nil {
 		scope.merge(j.index.Update(r.previous()))
