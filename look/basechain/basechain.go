@@ -61,7 +61,10 @@ func (c *Chain) Harmless() bool {
 
 // List returns the base chains. Of a chain that leads to very many chains it says that it may do everything, but for
 // marks: it tells those that it has found. It needs CAP_NET_ADMIN.
-func List() ([]Chain, error) {
+func List() ([]Chain, error) { return list(func(*Chain) bool { return true }) }
+
+// list returns the base chains that are wanted. It reads the rules of these only, but for chains of iptables-legacy.
+func list(wanted func(*Chain) bool) ([]Chain, error) {
 	conn, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
@@ -85,6 +88,9 @@ func List() ([]Chain, error) {
 			Type: string(c.Type), Priority: int32(*c.Priority), Program: programOf(c.Table.Name, names),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		}
+		if !wanted(&chain) {
+			continue
+		}
 		if chain.Rules, chain.Closes, chain.EndsClosed, err = effectsOf(conn, c); err != nil {
 			return nil, fmt.Errorf("read the rules of chain %s in table %s: %w", c.Name, chain.TableText(), err)
 		}
@@ -95,7 +101,7 @@ func List() ([]Chain, error) {
 	if err != nil {
 		return nil, err
 	}
-	list = append(list, legacy...)
+	list = append(list, slices.DeleteFunc(legacy, func(c Chain) bool { return !wanted(&c) })...)
 	slices.SortStableFunc(list, func(a, b Chain) int {
 		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority),
 			cmp.Compare(a.TableText(), b.TableText()), cmp.Compare(a.Name, b.Name))
@@ -170,9 +176,9 @@ func programOf(table string, names map[string]bool) string {
 // change destinations: by a rule in a chain of type nat that packets meet before they are routed. The
 // tables of kube-proxy's nftables mode do not count. The chains of iptables do, whoever has rules there.
 func OthersTranslate(table string) (bool, error) {
-	list, err := List()
-	return slices.ContainsFunc(list, func(c Chain) bool {
-		return c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") && c.Rules.Translates &&
+	others, err := list(func(c *Chain) bool {
+		return c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") &&
 			(c.Legacy || c.Table != table && c.Table != "kube-proxy")
-	}), err
+	})
+	return slices.ContainsFunc(others, func(c Chain) bool { return c.Rules.Translates }), err
 }
