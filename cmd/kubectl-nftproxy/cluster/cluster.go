@@ -45,6 +45,8 @@ type Cluster struct {
 func New(config *rest.Config, namespace string) (*Cluster, error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1
+	// Warnings are for those who write manifests.
+	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the API server: %w", err)

@@ -59,9 +59,24 @@ func (c *Cluster) Stream(ctx context.Context, n *Node, out, errs io.Writer, args
 	if errs == nil {
 		errs = kept
 	}
-	err := c.run(ctx, n, remotecommand.StreamOptions{Stdout: out, Stderr: errs}, args)
+	err := c.run(ctx, n.Pod, Container, remotecommand.StreamOptions{Stdout: out, Stderr: errs}, ours(args))
 	return ended(ctx, err, string(kept.text()), args)
 }
+
+// Run runs a command in a container of any pod and returns what it prints. The error is as that of Ask.
+func (c *Cluster) Run(ctx context.Context, pod *corev1.Pod, container string, command ...string) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	errs := &bounded{most: maxErrors, full: func() {}}
+	out := &bounded{most: maxErrors, full: func() {
+		cancel(fmt.Errorf("the answer of %s has more than %d KiB", command[0], maxErrors>>10))
+	}}
+	err := c.run(ctx, pod, container, remotecommand.StreamOptions{Stdout: out, Stderr: errs}, command)
+	return out.text(), ended(ctx, err, string(errs.text()), command)
+}
+
+// ours is a command of nftproxy.
+func ours(args []string) []string { return append([]string{binary}, args...) }
 
 // untilStdinCloses is the flag by which a command that goes on ends on the node, too, when nobody reads it any more.
 const untilStdinCloses = "--until-stdin-closes"
@@ -76,7 +91,7 @@ func (c *Cluster) Follow(ctx context.Context, n *Node, out, errs io.Writer, args
 	defer closes.Close()
 	unknown := &withoutLine{to: errs, text: "unknown flag: " + untilStdinCloses}
 	options := remotecommand.StreamOptions{Stdin: stdin, Stdout: out, Stderr: unknown}
-	err := c.run(ctx, n, options, slices.Concat(args, []string{untilStdinCloses}))
+	err := c.run(ctx, n.Pod, Container, options, ours(slices.Concat(args, []string{untilStdinCloses})))
 	unknown.end()
 	if unknown.found && ctx.Err() == nil {
 		return c.Stream(ctx, n, out, errs, args...)
@@ -92,13 +107,15 @@ func ended(ctx context.Context, err error, stderr string, args []string) error {
 	case errors.As(err, &code):
 		return &ExitError{Status: code.Code, Stderr: stderr}
 	case err != nil:
-		return fmt.Errorf("run nftproxy %s: %w", args[0], err)
+		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	return nil
 }
 
-func (c *Cluster) run(ctx context.Context, n *Node, options remotecommand.StreamOptions, args []string) error {
-	executor, err := c.executor(n, options.Stdin != nil, args)
+func (c *Cluster) run(ctx context.Context, pod *corev1.Pod, container string, options remotecommand.StreamOptions,
+	command []string) error {
+	executor, err := c.executor(pod, &corev1.PodExecOptions{Container: container, Stdin: options.Stdin != nil,
+		Stdout: true, Stderr: true, Command: command})
 	if err != nil {
 		return err
 	}
@@ -144,10 +161,9 @@ func (w *withoutLine) end() {
 }
 
 // executor runs a command as kubectl does: by WebSocket, and with servers or proxies that cannot, by SPDY.
-func (c *Cluster) executor(n *Node, stdin bool, args []string) (remotecommand.Executor, error) {
-	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").Namespace(n.Pod.Namespace).Name(n.Pod.Name).
-		SubResource("exec").VersionedParams(&corev1.PodExecOptions{Container: Container, Stdin: stdin, Stdout: true,
-		Stderr: true, Command: append([]string{binary}, args...)}, scheme.ParameterCodec)
+func (c *Cluster) executor(pod *corev1.Pod, options *corev1.PodExecOptions) (remotecommand.Executor, error) {
+	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).
+		SubResource("exec").VersionedParams(options, scheme.ParameterCodec)
 	socket, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
 	if err != nil {
 		return nil, err
