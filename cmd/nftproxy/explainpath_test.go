@@ -178,7 +178,7 @@ func TestExplainNoHost(t *testing.T) {
 	w.wantExplained("nobody was asked", from+"10.96.0.20:80", 0, "not known: whether a host has 192.168.100.77 (by "+
 		"eth0), since the node has sent nothing there lately")
 	w.wantOutcome("nobody is there", "10.96.0.20:80", false)
-	w.wantExplained("nobody answers", from+"10.96.0.20:80", 1, "no host has the endpoint's address 192.168.100.77: "+
+	w.wantExplained("nobody answers", from+"10.96.0.20:80", 1, "no host has the address 192.168.100.77: "+
 		"nobody answers on the link of eth0", "ip neigh show 192.168.100.77 dev eth0")
 	w.wantExplained("a node port", from+"10.96.0.22:80", 0, "the endpoint 192.168.100.1:8080 is a node port of this "+
 		"node, of Service shop/web: rules translate a packet once")

@@ -43,6 +43,7 @@ func (x *explainer) findCauses(ctx context.Context, e *Explanation) error {
 	if x.contents == nil {
 		x.cause("the kernel has no table %s %s", x.family(), x.facts.Table)
 		x.remedy("start nftproxy run on this node; nftproxy check says whether the node is ready for it")
+		x.follow(e)
 		return nil
 	}
 	for i := range x.ways {
@@ -53,6 +54,7 @@ func (x *explainer) findCauses(ctx context.Context, e *Explanation) error {
 	switch e.Outcome {
 	case Untouched:
 		x.whyUntouched()
+		x.follow(e)
 	case Endpoint:
 		x.whyThere(e)
 	default:

@@ -111,7 +111,7 @@ type Explanation struct {
 	// Endpoints are those that the packet may go to.
 	Endpoints []Target `json:"endpoints"`
 	// Stops are the endpoints with which the packet starts no connection, since this node does not pass on the packet or
-	// the answer. Only the first MostWays endpoints are tried.
+	// the answer. Only the first MostWays endpoints are tried. Of a packet that is no Service's it is the destination.
 	Stops []Stop `json:"stops"`
 	// Affinity is the client's entry in the map of remembered clients, nil if there is none.
 	Affinity *Affinity `json:"affinity"`

@@ -54,22 +54,32 @@ type Stop struct {
 	Why      string `json:"why"`
 }
 
-// follow asks the kernel what becomes of the packet behind our rules, for the first endpoints, and of the answer. It
-// names what stops them, and what is not known.
+// follow asks the kernel what becomes of the packet behind our rules, for the first endpoints or for the destination of
+// a packet that is no Service's, and of the answer. It names what stops them, and what is not known.
 func (x *explainer) follow(e *Explanation) {
 	e.Stops = []Stop{}
 	p := x.question.Packet
-	if x.facts.Hop == nil || len(e.Endpoints) == 0 {
+	targets := e.Endpoints[:min(len(e.Endpoints), MostWays)]
+	if e.Outcome == Untouched {
+		targets = []Target{{Address: p.Dst.String(), addr: p.Dst}}
+	}
+	if x.facts.Hop == nil || len(targets) == 0 {
 		return
 	}
 	if p.Input == "" && !p.FromNode {
+		if x.facts.Way != nil && x.wayTo(p.Src.Addr()) == noWay {
+			x.cause("the node has no route to the client %s, so no answer gets there, unless a rule of routing by the interface "+
+				"knows one (ip rule)", p.Src.Addr())
+			x.remedy("give the node a route to %s; the CNI plugin makes the routes to pods: look at its pods and log on this "+
+				"node", p.Src.Addr())
+		}
 		x.note("not known: what the node's routes do with the packet, since the interface by which it comes in is not known")
 		return
 	}
 	unknown := []string{}
-	for i := range e.Endpoints[:min(len(e.Endpoints), MostWays)] {
-		t := &e.Endpoints[i]
-		why, remedy, next := x.passes(t)
+	for i := range targets {
+		t := &targets[i]
+		why, remedy, next := x.passes(t, e.Outcome == Untouched)
 		if why != "" {
 			e.Stops = append(e.Stops, Stop{t.Address, clean(why)})
 			if !slices.Contains(x.causes, clean(why)) {
@@ -92,14 +102,14 @@ func (x *explainer) follow(e *Explanation) {
 }
 
 // passes follows the packet to one endpoint, and its answer back. It returns what stops one of the two and what helps,
-// or else the host on whose link nothing is known of it.
-func (x *explainer) passes(t *Target) (why, remedy, unknown string) {
+// or else the host on whose link nothing is known of it. untouched says that it is the packet's own destination.
+func (x *explainer) passes(t *Target, untouched bool) (why, remedy, unknown string) {
 	client, endpoint := x.question.Packet.Src.Addr(), t.addr.Addr()
 	packet := x.question.Packet
 	packet.Dst = t.addr
 	there, ok := x.facts.Hop(packet, t.Masqueraded)
-	if !ok {
-		return "", "", ""
+	if !ok || untouched && x.staysOnLink(t, &there) {
+		return "", "", "" // On one link this node is not on the way of what it does not translate.
 	}
 	if why, remedy := x.stopped(&there, client, endpoint, "the packet"); why != "" {
 		return why, remedy, ""
@@ -182,7 +192,7 @@ func (x *explainer) stopped(h *Hop, src, dst netip.Addr, what string) (why, reme
 				h.Device),
 			fmt.Sprintf("ip link show dev %s shows it; the pod may have ended, or its network or a cable may be down", h.Device)
 	case h.Neighbour == NeighbourAbsent, h.Neighbour == NeighbourAsked:
-		host := "no host has the endpoint's address " + dst.String()
+		host := "no host has the address " + dst.String()
 		switch {
 		case what != "the packet":
 			host = "no host has the client's address " + dst.String()
@@ -213,5 +223,9 @@ func (e *Explanation) stopText() string {
 
 // Stopped says whether this node stops the packet or its answer, whichever endpoint it goes to.
 func (e *Explanation) Stopped() bool {
-	return len(e.Stops) > 0 && len(e.Stops) == min(len(e.Endpoints), MostWays)
+	asked := min(len(e.Endpoints), MostWays)
+	if e.Outcome == Untouched {
+		asked = 1 // its own destination
+	}
+	return len(e.Stops) > 0 && len(e.Stops) == asked
 }

@@ -2,6 +2,7 @@ package explain_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,7 +55,7 @@ func TestPath(t *testing.T) {
 		"dead": {with(good, func(h *explain.Hop) { h.Dead, h.Neighbour = true, explain.NeighbourUnknown }), back, true,
 			"cannot send the packet: its interface veth5 has no carrier"},
 		"absent": {with(good, func(h *explain.Hop) { h.Neighbour = explain.NeighbourAbsent }), back, true,
-			"no host has the endpoint's address 10.244.0.5: nobody answers on the link of veth5"},
+			"no host has the address 10.244.0.5: nobody answers on the link of veth5"},
 		"asked": {with(good, func(h *explain.Hop) { h.Neighbour = explain.NeighbourAsked }), back, true,
 			"veth5 so far"},
 		"no gateway": {with(good, func(h *explain.Hop) { h.Neighbour, h.Next = explain.NeighbourAbsent, gateway }), back,
@@ -87,11 +88,40 @@ func TestPath(t *testing.T) {
 			h.In = p.Input
 			return h, true
 		}
-		e := w.ask("veth9 10.244.0.9:0 -> 10.96.0.2:80/tcp")
-		text := e.Text(false)
-		if e.Stopped() != c.stopped || (len(e.Stops) == 1) != c.stopped || !strings.Contains(text, c.says) ||
-			strings.Contains(text, "not known") && !strings.Contains(c.says, "not known") {
-			t.Errorf("%s: stopped %t, want %t and %q:\n%s", name, e.Stopped(), c.stopped, c.says, text)
+		// To the Service, and to the endpoint itself, of which it is not known whether its pod is on this node.
+		for _, to := range []string{"10.96.0.2:80", "10.244.0.5:80"} {
+			e := w.ask("veth9 10.244.0.9:0 -> " + to + "/tcp")
+			text := e.Text(false)
+			stopped, says := c.stopped, c.says
+			if to == "10.244.0.5:80" && slices.Contains([]string{"gateway", "bridge", "link"}, name) {
+				stopped, says = false, ""
+			}
+			if e.Stopped() != stopped || (len(e.Stops) == 1) != stopped || !strings.Contains(text, says) ||
+				strings.Contains(text, "not known") && !strings.Contains(says, "not known") {
+				t.Errorf("%s, to %s: stopped %t, want %t and %q:\n%s", name, to, e.Stopped(), stopped, says, text)
+			}
+		}
+	}
+}
+
+// TestNoWayBack: where the node has no route to the client, it is not known how the packet comes in, but that no answer
+// goes out.
+func TestNoWayBack(t *testing.T) {
+	w := worldOf(t, "node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.2\n  port http tcp "+
+		"80\n    endpoint 10.244.0.5:80 node-1 ready serving\n")
+	w.facts.Hop = func(nft.Packet, bool) (explain.Hop, bool) { return explain.Hop{}, false }
+	for way, says := range map[string]bool{"": true, "by eth0": false} {
+		w.facts.Way = func(a netip.Addr) string {
+			if a == netip.MustParseAddr("10.244.0.9") {
+				return way
+			}
+			return "by veth5"
+		}
+		for _, to := range []string{"10.96.0.2:80", "10.244.0.5:80"} {
+			e := w.ask("10.244.0.9:0 -> " + to + "/tcp")
+			if text := e.Text(false); strings.Contains(text, "the node has no route to the client 10.244.0.9") != says {
+				t.Errorf("way %q, to %s:\n%s", way, to, text)
+			}
 		}
 	}
 }

@@ -30,7 +30,7 @@ func (x *explainer) summary(e *Explanation) string {
 		}
 		return strings.Join(parts, ", or ")
 	}
-	return e.Results[0].sentence()
+	return e.Results[0].sentence() + e.stopText()
 }
 
 func (r *Result) sentence() string {
