@@ -162,7 +162,17 @@ func (c *explainCommand) run(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
-	a := answer{Client: c.ask(ctx, node, source, to.String(), "--like=1"), Endpoints: []place{}}
+	a := c.answer(ctx, node, source, to)
+	if err := c.write(a); err != nil {
+		return err
+	}
+	kind, _, named := strings.Cut(target, "/")
+	return a.exit(named && isService(kind))
+}
+
+// answer asks the client's node, and those where the packet goes.
+func (c *explainCommand) answer(ctx context.Context, node *cluster.Node, source string, to destination) *answer {
+	a := &answer{Client: c.ask(ctx, node, source, to.String(), "--like=1"), Endpoints: []place{}}
 	if e := a.Client.explained; e != nil {
 		a.Endpoints = c.follow(ctx, node, e, to)
 	}
@@ -171,11 +181,7 @@ func (c *explainCommand) run(ctx context.Context, target string) error {
 		texts = append(texts, string(p.Explanation))
 	}
 	a.Names = c.names.legend(ctx, texts...)
-	if err := c.write(&a); err != nil {
-		return err
-	}
-	kind, _, named := strings.Cut(target, "/")
-	return a.exit(named && isService(kind))
+	return a
 }
 
 // exit returns the exit status, nil for 0.
@@ -370,19 +376,22 @@ func (c *explainCommand) client(ctx context.Context) (client, error) {
 	if err != nil {
 		return client{}, err
 	}
-	if pod.Spec.HostNetwork {
-		return client{node: pod.Spec.NodeName, own: true}, nil
-	}
-	from := client{node: pod.Spec.NodeName}
-	for _, text := range podIPs(pod) {
-		if a, err := netip.ParseAddr(text); err == nil {
-			from.addrs = append(from.addrs, a)
-		}
-	}
-	if len(from.addrs) == 0 {
+	from := clientOf(pod)
+	if len(from.addrs) == 0 && !from.own {
 		return client{}, fmt.Errorf("pod %s has no address yet", name)
 	}
 	return from, nil
+}
+
+// clientOf is a pod as a client. One on the host's network is a process of the node.
+func clientOf(pod *corev1.Pod) client {
+	from := client{node: pod.Spec.NodeName, own: pod.Spec.HostNetwork}
+	for _, text := range podIPs(pod) {
+		if a, err := netip.ParseAddr(text); err == nil && !from.own {
+			from.addrs = append(from.addrs, a)
+		}
+	}
+	return from
 }
 
 // start returns the node to ask first, and what to tell it of the client.
@@ -512,13 +521,17 @@ func (c *explainCommand) write(a *answer) error {
 		_, err = fmt.Fprintln(c.Out, strings.TrimSpace(string(text)))
 		return err
 	}
-	c.writePlace(c.Out, &a.Client, "On the client's node "+a.Client.Node+", by its kernel")
+	c.writeText(c.Out, a)
+	return nil
+}
+
+func (c *explainCommand) writeText(w io.Writer, a *answer) {
+	c.writePlace(w, &a.Client, "On the client's node "+a.Client.Node+", by its kernel")
 	for i := range a.Endpoints {
 		p := &a.Endpoints[i]
-		c.writePlace(c.Out, p, fmt.Sprintf("On node %s of the endpoint %s, by its kernel", p.Node, p.Endpoint))
+		c.writePlace(w, p, fmt.Sprintf("On node %s of the endpoint %s, by its kernel", p.Node, p.Endpoint))
 	}
-	writeLines(c.Out, "By the API server", a.Names)
-	return nil
+	writeLines(w, "By the API server", a.Names)
 }
 
 func (c *explainCommand) writePlace(w io.Writer, p *place, heading string) {

@@ -23,7 +23,9 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	// A second signal ends what still cleans up after the first.
+	context.AfterFunc(ctx, stop)
 	code := execute(ctx, os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
 	stop()
 	os.Exit(code)
@@ -96,7 +98,7 @@ the command could not be carried out.`,
 		}
 	}
 	cmd.AddCommand(p.newStatusCommand(), p.newGetCommand(), p.newExplainCommand(), p.newVerifyCommand(),
-		p.newTraceCommand(), p.newTopCommand(), p.newLogsCommand(), p.newSysdumpCommand())
+		p.newTraceCommand(), p.newTopCommand(), p.newLogsCommand(), p.newSysdumpCommand(), p.newTestCommand())
 	return cmd
 }
 
