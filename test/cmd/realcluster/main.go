@@ -91,6 +91,11 @@ func newCommand() *cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
 		},
 		&cobra.Command{
+			Use: "trouble", Short: "Try the cluster by kubectl nftproxy test, and put one trouble after the other in, which it has to name",
+			Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/trouble", os.Stdout) },
+		},
+		&cobra.Command{
 			Use: "migrate", Short: "Go from kube-proxy to nftproxy and back, on a cluster of up --proxy kube-proxy, by the " +
 				"steps of docs/migrate.md", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/migrate", os.Stdout) },

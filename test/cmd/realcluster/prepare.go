@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nftproxy/test/cmd/realcluster/cluster"
+	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/controlplane"
 )
 
@@ -35,7 +36,11 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 	if err := os.MkdirAll(imagesDir(dir), 0o755); err != nil {
 		return err
 	}
-	for _, i := range images(software) {
+	tree, err := curlTree(ctx, software)
+	if err != nil {
+		return err
+	}
+	for _, i := range images(software, tree) {
 		if err := cluster.WriteImage(filepath.Join(imagesDir(dir), i.file), i.Image); err != nil {
 			return err
 		}
@@ -69,8 +74,14 @@ type archive struct {
 	cluster.Image
 }
 
-// images are all that nodes have, but for the proxy's.
-func images(software cluster.Software) []archive {
+// curlTree is a root file system with curl, as the image agnhost has it.
+func curlTree(ctx context.Context, s cluster.Software) (string, error) {
+	tree := filepath.Join(s.Tools, "debian-curl")
+	return tree, aptget.UnpackRoot(ctx, tree, aptget.Release{Name: "bookworm"}, "curl")
+}
+
+// images are all that nodes have, but for the proxy's. curl is the folder of curlTree.
+func images(software cluster.Software, curl string) []archive {
 	tool := func(name string) string { return filepath.Join(software.Tools, name) }
 	return []archive{
 		{"pause.tar", cluster.Image{
@@ -83,11 +94,11 @@ func images(software cluster.Software) []archive {
 		}},
 		{"agnhost.tar", cluster.Image{
 			Names: []string{"registry.k8s.io/e2e-test-images/agnhost:cluster"},
-			Dirs:  []string{"tmp"},
+			Tree:  curl, Dirs: []string{"tmp"},
 			Files: map[string]string{"agnhost": tool("agnhost"), "bin/busybox": software.Busybox()},
-			Links: map[string]string{"bin/sh": "busybox", "bin/wget": "busybox", "bin/nc": "busybox",
+			Links: map[string]string{"bin/sh": "busybox", "bin/sleep": "busybox", "bin/wget": "busybox", "bin/nc": "busybox",
 				"bin/nslookup": "busybox"},
-			Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"},
+			Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/usr/bin:/bin:/"},
 		}},
 	}
 }

@@ -91,6 +91,7 @@ func handler(c *cluster.Cluster, stop func()) http.Handler {
 	type query = url.Values
 	for path, run := range map[string]func(context.Context, query, io.Writer) error{
 		"/smoke":   func(ctx context.Context, _ query, out io.Writer) error { return workload.Smoke(ctx, c, out) },
+		"/trouble": func(ctx context.Context, _ query, out io.Writer) error { return workload.Trouble(ctx, c, out) },
 		"/migrate": func(ctx context.Context, _ query, out io.Writer) error { return workload.Migrate(ctx, c, out) },
 		"/node-loss": func(ctx context.Context, q query, out io.Writer) error {
 			o, err := nodeLossOptions(q)

@@ -27,6 +27,7 @@ func tests(policies bool) []test {
 		{"cluster IPs of both families", clusterIPs},
 		{"node ports of each node from outside", nodePorts},
 		{"kubectl nftproxy", askCluster},
+		{"kubectl nftproxy status of a node that is ill", askIll},
 		{"externalTrafficPolicy Local", localPolicy},
 		{"externalTrafficPolicy Local for pods", localPolicyForPods},
 		{"rolling update of a Deployment under load", updateDeployment},

@@ -102,6 +102,57 @@ func askCluster(ctx context.Context, f *fixture) (string, error) {
 	return fmt.Sprintf("%d nodes, and one of them without a network", len(nodes)), errors.Join(err, repair())
 }
 
+// askIll: kubectl nftproxy status names the node, and what is wrong with it, and is content again afterwards: a proxy that
+// hangs, one that the API server does not answer, and a table that another nftproxy has left.
+func askIll(ctx context.Context, f *fixture) (string, error) {
+	nodes := f.Nodes()
+	api, err := f.API()
+	if err != nil {
+		return "", err
+	}
+	a := &ailing{Cluster: f.Cluster, nodes: [2]string(nodes[:2])}
+	ills := []struct{ script, end, says string }{
+		{signalScript + " STOP", signalScript + " CONT", "no answer"},
+		{fmt.Sprintf("nft 'table inet cut { chain cut { type filter hook output priority 0; ip daddr %s tcp dport %d reject "+
+			"with tcp reset; }; }'", api.Addr(), api.Port()), "nft delete table inet cut", "the API server does not tell of"},
+		{secondTableScript, "nft delete table ip second", "ip second"},
+	}
+	for _, ill := range ills {
+		end, err := a.shell(ctx, 0, ill.script, ill.end)
+		if err == nil {
+			err = again(ctx, func() error {
+				_, err := f.plugin(ctx, 1, []string{nodes[0] + ": ", ill.says}, "status")
+				return err
+			})
+		}
+		if err = errors.Join(err, end(context.WithoutCancel(ctx))); err != nil {
+			return "", err
+		}
+		if _, err := f.plugin(ctx, 0, nil, "status", "--wait", "--timeout=2m"); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d ills named on %s", len(ills), nodes[0]), nil
+}
+
+// secondTableScript has another nftproxy make a table for a Service of IPv4, and end.
+const secondTableScript = `set -e
+for p in /proc/[0-9]*; do
+  if [ "$(cat $p/comm 2>/dev/null)" = nftproxy ]; then nftproxy=$p/root/nftproxy; fi
+done
+cat > /tmp/second.yaml <<'END'
+apiVersion: v1
+kind: Service
+metadata: {name: second, namespace: second}
+spec: {clusterIP: 10.96.99.99, clusterIPs: [10.96.99.99], ipFamilies: [IPv4], ports: [{port: 80, protocol: TCP}]}
+END
+$nftproxy run --nftproxy-table=second --nftproxy-manifests=/tmp/second.yaml --hostname-override=second \
+  --healthz-bind-address= --metrics-bind-address= --conntrack-max-per-core=0 >/tmp/second.log 2>&1 &
+second=$!
+until nft list table ip second >/dev/null 2>&1; do kill -0 $second; done
+kill $second
+wait $second || true`
+
 // annotateWeb sets a mistaken value of an option of the Service web, or removes it by null.
 func (f *fixture) annotateWeb(ctx context.Context, value string) error {
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{"nftproxy.io/balance":%s}}}`, value)
