@@ -112,10 +112,11 @@ func askIll(ctx context.Context, f *fixture) (string, error) {
 	}
 	a := &ailing{Cluster: f.Cluster, nodes: [2]string(nodes[:2])}
 	ills := []struct{ script, end, says string }{
-		{signalScript + " STOP", signalScript + " CONT", "no answer"},
+		{signalScript + " STOP", signalScript + " CONT", "nftproxy does not answer"},
 		{fmt.Sprintf("nft 'table inet cut { chain cut { type filter hook output priority 0; ip daddr %s tcp dport %d reject "+
 			"with tcp reset; }; }'", api.Addr(), api.Port()), "nft delete table inet cut", "the API server does not tell of"},
-		{secondTableScript, "nft delete table ip second", "ip second"},
+		{secondTableScript, "nft delete table ip second; nft delete table ip6 second",
+			"table second is of an nftproxy that has ended"},
 	}
 	for _, ill := range ills {
 		end, err := a.shell(ctx, 0, ill.script, ill.end)
