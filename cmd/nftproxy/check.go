@@ -37,7 +37,7 @@ func newCheckCommand() *cobra.Command {
 		Long: `check looks at this node before nftproxy serves it, and changes nothing:
 
   - it tries each feature of the kernel that nftproxy uses, in a network namespace
-    of its own (this needs CAP_SYS_ADMIN);
+    of its own (this needs CAP_SYS_ADMIN), and compares its version with fixes;
   - it looks at its rights, connection tracking, and the ports of its servers;
   - it names other service proxies, and tables that earlier ones left;
   - it names chains of firewalls that drop what they do not know;

@@ -56,6 +56,7 @@ type Options struct {
 func Run(ctx context.Context, o Options) []Finding {
 	var all []Finding
 	all = append(all, o.rights()...)
+	all = append(all, o.kernelVersion())
 	all = append(all, o.features()...)
 	all = append(all, o.conntrack(ctx)...)
 	all = append(all, o.proxies(ctx)...)
