@@ -173,7 +173,9 @@ func nodesToTry(nodes []corev1.Node, names []string) (chosen []corev1.Node, err 
 	if len(chosen) == 0 {
 		return nil, errors.New("the cluster has no node that is ready and schedulable; --node chooses one")
 	}
-	slices.SortStableFunc(chosen, func(a, b corev1.Node) int { return cmp.Compare(len(a.Spec.Taints), len(b.Spec.Taints)) })
+	slices.SortStableFunc(chosen, func(a, b corev1.Node) int {
+		return cmp.Compare(len(a.Spec.Taints), len(b.Spec.Taints))
+	})
 	return chosen[:min(len(chosen), enough)], nil
 }
 

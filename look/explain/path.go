@@ -54,8 +54,8 @@ type Stop struct {
 	Why      string `json:"why"`
 }
 
-// follow asks the kernel what becomes of the packet behind our rules, for the first endpoints or for the destination of
-// a packet that is no Service's, and of the answer. It names what stops them, and what is not known.
+// follow asks the kernel what becomes of the packet behind our rules, for the first endpoints or for the destination
+// of a packet that is no Service's, and of the answer. It names what stops them, and what is not known.
 func (x *explainer) follow(e *Explanation) {
 	e.Stops = []Stop{}
 	p := x.question.Packet
@@ -68,8 +68,8 @@ func (x *explainer) follow(e *Explanation) {
 	}
 	if p.Input == "" && !p.FromNode {
 		if x.facts.Way != nil && x.wayTo(p.Src.Addr()) == noWay {
-			x.cause("the node has no route to the client %s, so no answer gets there, unless a rule of routing by the interface "+
-				"knows one (ip rule)", p.Src.Addr())
+			x.cause("the node has no route to the client %s, so no answer gets there, unless a rule of routing by the "+
+				"interface knows one (ip rule)", p.Src.Addr())
 			x.remedy("give the node a route to %s; the CNI plugin makes the routes to pods: look at its pods and log on this "+
 				"node", p.Src.Addr())
 		}

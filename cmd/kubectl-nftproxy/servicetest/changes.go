@@ -14,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The scripts of a load. It connects one time after the other until a file is there, which another one makes: the last
-// makes sure that it has begun. The number of tries bounds what a test that was killed leaves running. The last line of
-// the load is done, with the number of tries and of those that failed.
+// The scripts of a load. It connects one time after the other until a file is there, which another one makes: the
+// last makes sure that it has begun. The number of tries bounds what a test that was killed leaves running. The last
+// line of the load is done, with the number of tries and of those that failed.
 const (
 	loadScript = `tries=0 failed=0
 while [ ! -e "/tmp/stop-$2" ] && [ $tries -lt 5000 ]; do

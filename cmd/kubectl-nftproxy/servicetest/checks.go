@@ -85,8 +85,8 @@ type want struct {
 	not []netip.Prefix
 }
 
-// The failures that want knows, by the words of agnhost connect. REFUSED is any that comes at once, be it a reset or an
-// ICMP message: what it is depends on the service proxy.
+// The failures that want knows, by the words of agnhost connect. REFUSED is any that comes at once, be it a reset or
+// an ICMP message: what it is depends on the service proxy.
 const (
 	refusedWord = "REFUSED"
 	timeoutWord = "TIMEOUT"

@@ -49,9 +49,9 @@ func (p party) reaches(address string) bool {
 	return false
 }
 
-// The scripts of clients. Their arguments are the number of tries, the address with its port, and what to ask. Each try
-// is a line that parseTries reads. The first failure is the last try: it is enough to judge. A datagram may get lost, so
-// UDP has two.
+// The scripts of clients. Their arguments are the number of tries, the address with its port, and what to ask. Each
+// try is a line that parseTries reads. The first failure is the last try: it is enough to judge. A datagram may get
+// lost, so UDP has two.
 const (
 	tcpScript = `tries=0
 while [ $tries -lt "$1" ]; do
@@ -98,8 +98,8 @@ const (
 	curlTimeout = "28"
 )
 
-// parseTries reads lines of "curl STATUS [ANSWER] SECONDS", where SECONDS is 0 without a connection, and of "udp [WORD:
-// ERROR]", which is without a word if there was an answer.
+// parseTries reads lines of "curl STATUS [ANSWER] SECONDS", where SECONDS is 0 without a connection, and of "udp
+// [WORD: ERROR]", which is without a word if there was an answer.
 func parseTries(text string) (tries []try) {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)

@@ -1,5 +1,6 @@
-// Package servicetest tries the Services of a cluster as their users do. It makes servers and clients on some nodes, opens
-// connections by every way into a Service, and says which of them did not go as the fields of the Service promise.
+// Package servicetest tries the Services of a cluster as their users do. It makes servers and clients on some nodes,
+// opens connections by every way into a Service, and says which of them did not go as the fields of the Service
+// promise.
 //
 // The package knows no service proxy and reads no rules. Why a connection failed is asked of somebody else.
 package servicetest
@@ -90,9 +91,9 @@ const (
 	mostExplainedClient = 3
 )
 
-// Try makes the objects, tries everything, removes them and returns a result for each check. The error says why the test
-// could not be carried out to its end; what was tried before is there all the same. The objects are removed at the end of
-// ctx, too.
+// Try makes the objects, tries everything, removes them and returns a result for each check. The error says why the
+// test could not be carried out to its end; what was tried before is there all the same. The objects are removed at
+// the end of ctx, too.
 func Try(ctx context.Context, o Options) (results []Result, err error) {
 	namespace, err := makeNamespace(ctx, o.Client)
 	if err != nil {
@@ -202,8 +203,8 @@ func (t *trial) all(ctx context.Context, checks []*check) ([]Result, error) {
 	return results, context.Cause(ctx)
 }
 
-// carryOut tries until it goes as it should, or until the deadline. What goes wrong first and right afterwards has to go
-// right twice: that a proxy needed its time is no fault, that it loses some connections is one.
+// carryOut tries until it goes as it should, or until the deadline. What goes wrong first and right afterwards has to
+// go right twice: that a proxy needed its time is no fault, that it loses some connections is one.
 func (t *trial) carryOut(ctx context.Context, c *check, deadline time.Time) Result {
 	r := Result{Test: c.test, From: c.from.String(), To: c.to.String(), State: Passed, connection: c.connection()}
 	for failed := false; ; {
@@ -244,8 +245,8 @@ func (t *trial) once(ctx context.Context, c *check) (wrong string, err error) {
 	return c.want.judge(tries), err
 }
 
-// explain asks why connections fail: of each kind of check and client once for a family, since the others have the same
-// cause. Each client has its share.
+// explain asks why connections fail: of each kind of check and client once for a family, since the others have the
+// same cause. Each client has its share.
 func (t *trial) explain(ctx context.Context, results []Result) {
 	asked, byClient := map[string]bool{}, map[string]int{}
 	for i := range results {

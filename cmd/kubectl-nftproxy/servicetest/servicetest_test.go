@@ -27,8 +27,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// world is a cluster: an API server that gives addresses, kubelets that make pods ready, and a service proxy that works,
-// unless broken says otherwise.
+// world is a cluster: an API server that gives addresses, kubelets that make pods ready, and a service proxy that
+// works, unless broken says otherwise.
 type world struct {
 	*fake.Clientset
 	t  *testing.T
@@ -509,7 +509,8 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: %s", s.Test, s.Detail)
 		}
 	}
-	if !strings.Contains(said[testExternalIP], "not tried") || !strings.Contains(said[testExternalIP], "no external IPs") ||
+	if !strings.HasPrefix(said[testExternalIP], "not tried") ||
+		!strings.Contains(said[testExternalIP], "no external IPs") ||
 		!strings.Contains(said[testClusterIP], "no host network") {
 		t.Errorf("%q", said)
 	}

@@ -93,8 +93,8 @@ func makeNamespace(ctx context.Context, client kubernetes.Interface) (string, er
 	return n.Name, nil
 }
 
-// RemoveAll removes the namespaces that killed tests have left, and returns their names. Those of tests that may still go
-// on stay: it returns them as busy.
+// RemoveAll removes the namespaces that killed tests have left, and returns their names. Those of tests that may
+// still go on stay: it returns them as busy.
 func RemoveAll(ctx context.Context, client kubernetes.Interface) (removed, busy []string, err error) {
 	list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: Label + "=true"})
 	if err != nil {
@@ -287,7 +287,8 @@ func (s *stage) pod(name, node string, labels map[string]string, args ...string)
 		corev1.ResourceCPU: resource.MustParse("10m")}
 	limits := corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("256Mi"),
 		corev1.ResourceCPU: resource.MustParse("1")}
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: meshes}, Spec: corev1.PodSpec{
+	meta := metav1.ObjectMeta{Name: name, Labels: labels, Annotations: meshes}
+	return &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
 		NodeName:                      node,
 		TerminationGracePeriodSeconds: new(int64),
 		ActiveDeadlineSeconds:         new(int64(longestLife / time.Second)),
@@ -313,8 +314,8 @@ func (s *stage) server(name, node string, labels map[string]string, args ...stri
 	return p
 }
 
-// client only sleeps: its connections are commands in it. On the host's network it stands for a process of the node. No
-// server runs there, since anybody who reaches it may run commands in its pod.
+// client only sleeps: its connections are commands in it. On the host's network it stands for a process of the node.
+// No server runs there, since anybody who reaches it may run commands in its pod.
 func (s *stage) client(name, node string, host bool) *corev1.Pod {
 	p := s.pod(name, node, nil, "pause")
 	p.Spec.HostNetwork = host

@@ -91,7 +91,8 @@ func newCommand() *cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
 		},
 		&cobra.Command{
-			Use: "trouble", Short: "Try the cluster by kubectl nftproxy test, and put one trouble after the other in, which it has to name",
+			Use: "trouble", Short: "Try the cluster by kubectl nftproxy test, and put one trouble after the other in, " +
+				"which it has to name",
 			Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/trouble", os.Stdout) },
 		},

@@ -46,8 +46,8 @@ func (f *fixture) plugin(ctx context.Context, code int, wants []string, args ...
 	return out.String(), nil
 }
 
-// askCluster: the plugin of kubectl tells of a cluster that is well, of mistakes in objects, of what happens to a pod's
-// packet on two nodes, and of a node without a network.
+// askCluster: the plugin of kubectl tells of a cluster that is well, of mistakes in objects, of what happens to a
+// pod's packet on two nodes, and of a node without a network.
 func askCluster(ctx context.Context, f *fixture) (string, error) {
 	nodes := f.Nodes()
 	pods, err := f.Pods(ctx, "app=client")
@@ -102,8 +102,8 @@ func askCluster(ctx context.Context, f *fixture) (string, error) {
 	return fmt.Sprintf("%d nodes, and one of them without a network", len(nodes)), errors.Join(err, repair())
 }
 
-// askIll: kubectl nftproxy status names the node, and what is wrong with it, and is content again afterwards: a proxy that
-// hangs, one that the API server does not answer, and a table that another nftproxy has left.
+// askIll: kubectl nftproxy status names the node, and what is wrong with it, and is content again afterwards: a proxy
+// that hangs, one that the API server does not answer, and a table that another nftproxy has left.
 func askIll(ctx context.Context, f *fixture) (string, error) {
 	nodes := f.Nodes()
 	api, err := f.API()

@@ -171,8 +171,9 @@ func noDNS(ctx context.Context, a *ailing) (ending, error) {
 // agnhostImage is the image of the test's pods: the cluster reaches no registry.
 const agnhostImage = "registry.k8s.io/e2e-test-images/agnhost:cluster"
 
-// Trouble has kubectl nftproxy test find nothing wrong in the cluster, and then, if nftproxy is its proxy, puts one trouble
-// after the other in, which it has to find and name. It writes a line for each. The error says how many were not named.
+// Trouble has kubectl nftproxy test find nothing wrong in the cluster, and then, if nftproxy is its proxy, puts one
+// trouble after the other in, which it has to find and name. It writes a line for each. The error says how many were
+// not named.
 func Trouble(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
 	a, err := newAiling(ctx, c)
 	if err != nil {
