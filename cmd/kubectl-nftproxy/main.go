@@ -17,12 +17,15 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/klog/v2"
 
 	"nftproxy/cmd/kubectl-nftproxy/cluster"
 	"nftproxy/model/printable"
 )
 
 func main() {
+	// What clients of the API server log is in their errors, too.
+	klog.SetLogger(klog.Logger{})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	// A second signal ends what still cleans up after the first.
 	context.AfterFunc(ctx, stop)
