@@ -100,7 +100,7 @@ func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, ku
 func serviceKind() wire.Kind[*serviceObject] {
 	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation},
 		service.MisspeltKeys()...)
-	return wire.Services(convertService, keys...)
+	return wire.Services(convertService, append(keys, service.OtherAnnotations()...)...)
 }
 
 func sliceKind() wire.Kind[*sliceObject] {

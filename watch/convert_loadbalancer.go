@@ -29,8 +29,8 @@ func loadBalancerIPs(s *corev1.Service, p *problemList) []netip.Addr {
 // sources returns nil where the Service lists no range; a blank one does not count. A
 // bad range admits no client and still closes the addresses, since a user who lists
 // ranges wants to exclude the rest. kube-proxy instead leaves a family open for which
-// there is no range.
-func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *service.Sources {
+// there is no range. If the ranges are those to deny, a bad one, or none, denies nobody.
+func sources(spec *corev1.ServiceSpec, bare *service.Service, p *problemList) *service.Sources {
 	const field = "spec.loadBalancerSourceRanges"
 	var ranges []netip.Prefix
 	given := false
@@ -50,9 +50,17 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 	if !given {
 		return nil
 	}
+	if bare.Options.SourcesPolicy == service.DenySources {
+		left, ok := service.AllBut(ranges)
+		if !ok {
+			p.add(field, fmt.Errorf("%s denies these ranges, and what they leave is more than %d ranges: the load balancer's "+
+				"addresses are closed to all clients", service.SourcesPolicyAnnotation, service.MaxSourcesLeft))
+		}
+		return left
+	}
 	list := service.NewSources(ranges)
 	for _, f := range ip.Families() {
-		if closed(list, f) && slices.ContainsFunc(balancers, f.Has) {
+		if closed(list, f) && slices.ContainsFunc(bare.LoadBalancerIPs, f.Has) {
 			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f.Name(),
 				f.Name()))
 		}

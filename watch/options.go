@@ -13,8 +13,9 @@ import (
 )
 
 // options reads the annotations of a Service that are options, in the order of their keys. An unknown
-// key is a problem too, since a typo must not be silent. balanced says that one of them chooses a balance.
-func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced bool) {
+// key is a problem too, since a typo must not be silent. balanced says that one of them chooses a balance, and affinity
+// that the Service has session affinity.
+func options(m *metav1.ObjectMeta, affinity bool, p *problemList) (o service.Options, balanced bool) {
 	labelled(m, p)
 	if len(m.Annotations) == 0 {
 		return o, false
@@ -22,6 +23,7 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
 		name, ours := service.OptionKey(key)
 		if !ours {
+			balanced = setOther(&o, m, key, affinity) || balanced
 			if p.full() {
 				continue
 			}
@@ -42,6 +44,21 @@ func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced 
 		balanced = balanced || name == "balance"
 	}
 	return o, balanced
+}
+
+// setOther reads an annotation of another project that may mean what an option of ours means, unless the Service has
+// that option's own annotation, too. balanced says that it chooses a balance.
+func setOther(o *service.Options, m *metav1.ObjectMeta, key string, affinity bool) (balanced bool) {
+	name, value, found := service.OtherOption(key, m.Annotations[key], affinity)
+	if !found {
+		return false
+	}
+	if own := service.OptionAnnotation(name); own != key {
+		if _, given := m.Annotations[own]; given {
+			return false
+		}
+	}
+	return o.Set(name, value) == nil && name == "balance"
 }
 
 // labelled finds options that somebody has given as labels.
@@ -113,7 +130,7 @@ func unserved(s *corev1.Service, p *problemList) {
 	if s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone {
 		return
 	}
-	options(&s.ObjectMeta, p) // for what is wrong with them
+	options(&s.ObjectMeta, false, p) // for what is wrong with them
 	for _, key := range slices.Sorted(maps.Keys(s.Annotations)) {
 		name, ours := service.OptionKey(key)
 		if !ours || new(service.Options).Set(name, s.Annotations[key]) != nil {

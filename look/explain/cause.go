@@ -324,16 +324,21 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 			"--nftproxy-max-source-lists")
 		return
 	}
+	if x.denied(by) {
+		x.cause("the %s of Service %s deny %s (%s: deny)", balancerRanges, by, x.question.Packet.Src.Addr(),
+			service.SourcesPolicyAnnotation)
+		x.rangesOfOther(by)
+		x.remedy("take the client's range out of the %s of %s, or connect from another address; the ranges do not restrict "+
+			"cluster IPs and node ports", balancerRanges, by)
+		return
+	}
 	field, ranges := x.rangesField(s, by), x.rangesText(ruleset.SourceSet(s.Chain))
 	letIn := obstacle.LetIn(fmt.Sprintf("the %s of Service %s", field, by), ranges, x.family())
 	if ranges != "" {
 		letIn += fmt.Sprintf(", and %s is not among them", x.question.Packet.Src.Addr())
 	}
 	x.cause("%s", letIn)
-	if by != x.frontend.Service && x.frontend.Service != "" {
-		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s",
-			x.frontend.Service, by)
-	}
+	x.rangesOfOther(by)
 	unrestricted := "cluster IPs"
 	if field == balancerRanges {
 		unrestricted = "cluster IPs and node ports"
@@ -342,11 +347,31 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 		field, by, unrestricted)
 }
 
+// rangesOfOther says why the ranges of another Service count.
+func (x *explainer) rangesOfOther(by string) {
+	if by != x.frontend.Service && x.frontend.Service != "" {
+		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s",
+			x.frontend.Service, by)
+	}
+}
+
 // The fields of a Service that have source ranges.
 const (
 	balancerRanges = "loadBalancerSourceRanges"
 	directRanges   = "annotation " + service.OptionPrefix + "source-ranges"
 )
+
+// denied says that the client is one of those that the loadBalancerSourceRanges of the Service keep out. Without the
+// objects, nothing tells.
+func (x *explainer) denied(by string) bool {
+	if x.facts.Objects == nil {
+		return false
+	}
+	svc, src := x.facts.Objects.Services.At(service.Name(by)), x.question.Packet.Src.Addr()
+	return svc != nil && svc.Options.SourcesPolicy == service.DenySources && len(svc.Sources.Ranges()) > 0 &&
+		!svc.Sources.Contains(src) &&
+		(svc.Options.SourceRanges == nil || svc.Options.SourceRanges.Contains(src))
+}
 
 // rangesField says in which field the Service has the ranges of the step's chain. Without the objects, only node ports
 // tell. A load balancer's address has what is in both fields: if that is all of the annotation, there may be nothing in

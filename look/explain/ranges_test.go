@@ -84,6 +84,49 @@ service ns/both created 2026-01-01T00:00:00Z
 	}
 }
 
+// TestSourceRangesDenied: the explanation of a client in ranges that are denied does not ask for it to be added to them.
+func TestSourceRangesDenied(t *testing.T) {
+	s, err := gen.ReadSnapshot(strings.NewReader(cluster + `service ns/denying created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.8
+  load-balancer-ip 198.51.100.8
+  source-range 0.0.0.0/1
+  source-range 128.0.0.0/2
+  option service.cilium.io/src-ranges-policy deny
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+service ns/both created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.9
+  load-balancer-ip 198.51.100.28
+  source-range 10.0.0.0/8
+  option service.cilium.io/src-ranges-policy deny
+  option source-ranges 10.0.0.0/8,192.0.0.0/2
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+service ns/none created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.10
+  load-balancer-ip 198.51.100.38
+  source-range none
+  option service.cilium.io/src-ranges-policy deny
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	w.snapshot = s
+	w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy"}, s).Model()
+	w.facts.Objects, w.facts.Source = &s, "the objects"
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.8:80/tcp", explain.Dropped, "\n  the loadBalancerSourceRanges of Service "+
+		"ns/denying deny 203.0.113.1 (service.cilium.io/src-ranges-policy: deny)",
+		"\n  take the client's range out of the loadBalancerSourceRanges of ns/denying, or")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.28:80/tcp", explain.Dropped, "of Service ns/both deny 203.0.113.1")
+	w.says("eth0 172.16.0.1:1000 -> 198.51.100.28:80/tcp", explain.Dropped,
+		"the loadBalancerSourceRanges and the annotation nftproxy.io/source-ranges of Service ns/both let in only 10.0.0.0/8")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.38:80/tcp", explain.Dropped, "of Service ns/none let in no client")
+	w.says("eth0 100.0.0.1:1000 -> 198.51.100.8:80/tcp", explain.Endpoint, "10.244.0.5:80")
+}
+
 // TestTimeoutsByAnnotation: the steps say which time-outs the connection gets.
 func TestTimeoutsByAnnotation(t *testing.T) {
 	s, err := gen.ReadSnapshot(strings.NewReader(cluster + `service ns/timed created 2026-01-01T00:00:00Z

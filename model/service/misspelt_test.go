@@ -35,6 +35,8 @@ func TestMeantOption(t *testing.T) {
 		"services.k8s.io/udp-connection-handling":      service.UDPHandlingAnnotation,
 		"service.kubernetes.io/topology-mode":          "", service.UDPHandlingAnnotation: "",
 		"nginx.ingress.kubernetes.io/balance": "", "metallb.io/balance": "",
+		"service.cilium.io/lb-algoritm": "", "service.cilium.io/src-range-policy": "", service.SourcesPolicyAnnotation: "",
+		"lb.projectcalico.org/no-endpoint-action": "", "nftproxy.io/src-ranges-policy": "",
 	} {
 		if got := service.MeantOption(annotation); got != want {
 			t.Errorf("%s: got %q, want %q", annotation, got, want)

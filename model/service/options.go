@@ -10,7 +10,8 @@ import (
 	"nftproxy/model/spelling"
 )
 
-// OptionPrefix begins the keys of the annotations that hold a Service's Options, except for UDPHandlingAnnotation.
+// OptionPrefix begins the keys of the annotations that hold a Service's Options, except for UDPHandlingAnnotation and
+// those of other projects (OtherOption).
 const OptionPrefix = "nftproxy.io/"
 
 // UDPHandlingAnnotation holds Options.UDPHandling. It is Kubernetes' own (KEP-5989, alpha).
@@ -27,7 +28,7 @@ func OptionKey(annotation string) (key string, ok bool) {
 
 // OptionAnnotation returns the annotation of an option's key.
 func OptionAnnotation(key string) string {
-	if key == UDPHandlingAnnotation {
+	if key == UDPHandlingAnnotation || key == SourcesPolicyAnnotation {
 		return key
 	}
 	return OptionPrefix + key
@@ -51,6 +52,8 @@ type Options struct {
 	// SourceRanges says which sources may reach the external IPs and node ports; nil admits all. Those for the
 	// LoadBalancerIPs are in Service.Sources.
 	SourceRanges *Sources
+	// SourcesPolicy says what the ranges for the LoadBalancerIPs were before they became Service.Sources.
+	SourcesPolicy SourcesPolicy
 	// SlowStart is in what time a new endpoint grows to its weight, in whole seconds; 0 for at once.
 	SlowStart time.Duration
 	// TCPTimeouts and UDPTimeouts are those of its connections; zero for the node's.
@@ -62,7 +65,7 @@ type Options struct {
 // Equal reports whether both ask for the same.
 func (o Options) Equal(p Options) bool {
 	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed &&
-		o.Eject == p.Eject &&
+		o.Eject == p.Eject && o.SourcesPolicy == p.SourcesPolicy &&
 		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart &&
 		o.TCPTimeouts == p.TCPTimeouts && o.UDPTimeouts == p.UDPTimeouts && o.UDPHandling == p.UDPHandling
 }
@@ -90,6 +93,8 @@ func allOptions() []option {
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0,
 			"drop"),
 		portRangesOption(),
+		wordOption(SourcesPolicyAnnotation, func(o *Options) *SourcesPolicy { return &o.SourcesPolicy },
+			[]string{"allow", "deny"}, 0, "allow"),
 		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling },
 			[]string{"Default", "PreserveDuringTermination"}, 0, "Default"), // as in KEP-5989, not merged in 2026-11
 		slowStartOption(),
@@ -99,11 +104,11 @@ func allOptions() []option {
 	}
 }
 
-// AllOptions yields the keys of all options, as OptionKey returns them.
+// AllOptions yields the keys of all options, as OptionKey returns them. So SourcesPolicyAnnotation is not among them.
 func AllOptions() func(yield func(key string) bool) {
 	return func(yield func(key string) bool) {
 		for _, known := range allOptions() {
-			if !yield(known.key) {
+			if known.key != SourcesPolicyAnnotation && !yield(known.key) {
 				return
 			}
 		}
@@ -134,18 +139,17 @@ func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, f
 	}
 }
 
-// Set reads the value of a key, as OptionKey returns it. If the key is unknown or the value cannot be used, the error
+// Set reads the value of a key, as OptionKey or OtherOption returns it. If the key is unknown or the value cannot be used, the error
 // says what is allowed. Then it changes nothing, but that bad source ranges admit nobody.
 func (o *Options) Set(key, value string) error {
-	all := allOptions()
-	for _, known := range all {
+	for _, known := range allOptions() {
 		if known.key == key {
 			return known.set(o, value)
 		}
 	}
-	keys := make([]string, len(all))
-	for i, known := range all {
-		keys[i] = OptionAnnotation(known.key)
+	var keys []string
+	for known := range AllOptions() {
+		keys = append(keys, OptionAnnotation(known))
 	}
 	meant := spelling.DidYouMean(OptionAnnotation(key), keys)
 	if _, udp, _ := strings.Cut(UDPHandlingAnnotation, "/"); meant == "" && spelling.Nearest(key, []string{udp}) != "" {

@@ -107,7 +107,8 @@ func TestOptionsEqual(t *testing.T) {
 		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass",
 		"port-ranges": "80-90/TCP",
 		"slow-start":  "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none",
-		service.UDPHandlingAnnotation: "PreserveDuringTermination",
+		service.UDPHandlingAnnotation:   "PreserveDuringTermination",
+		service.SourcesPolicyAnnotation: "deny",
 	}
 	fields := 0
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[service.Options]()) {

@@ -37,6 +37,51 @@ func NewSources(ranges []netip.Prefix) *Sources {
 	return s
 }
 
+// MaxSourcesLeft is the greatest number of ranges of each family that AllBut returns. One address that is left out of
+// all takes as many ranges as it has bits.
+const MaxSourcesLeft = 4096
+
+// AllBut makes Sources of what the ranges leave out, with as few ranges as there can be. A family without a range is
+// admitted as a whole. If more than MaxSourcesLeft are needed, ok is false, and nobody is admitted.
+func AllBut(ranges []netip.Prefix) (s *Sources, ok bool) {
+	disjoint, left := Disjoint(ranges), []netip.Prefix{}
+	for _, family := range ip.Families() {
+		var own []netip.Prefix
+		for _, r := range disjoint {
+			if family.Has(r.Addr()) {
+				own = append(own, r)
+			}
+		}
+		rest := leftOf(nil, netip.PrefixFrom(family.Unspecified(), 0), own)
+		if len(rest) > MaxSourcesLeft {
+			return NewSources(nil), false
+		}
+		left = append(left, rest...)
+	}
+	return NewSources(left), true
+}
+
+// leftOf adds to the list what the ranges leave out of a whole that contains them. They are disjoint and sorted. It
+// ends soon after the list has become too long.
+func leftOf(list []netip.Prefix, whole netip.Prefix, ranges []netip.Prefix) []netip.Prefix {
+	switch {
+	case len(ranges) == 0:
+		return append(list, whole)
+	case ranges[0] == whole || len(list) > MaxSourcesLeft:
+		return list
+	}
+	bits := whole.Bits()
+	middle := whole.Addr().AsSlice()
+	middle[bits/8] |= 0x80 >> (bits % 8)
+	upper, _ := netip.AddrFromSlice(middle)
+	i := 0
+	for i < len(ranges) && ranges[i].Addr().Less(upper) {
+		i++
+	}
+	list = leftOf(list, netip.PrefixFrom(whole.Addr(), bits+1), ranges[:i])
+	return leftOf(list, netip.PrefixFrom(upper, bits+1), ranges[i:])
+}
+
 // Disjoint returns the ranges masked and sorted, without those that another one contains.
 func Disjoint(ranges []netip.Prefix) []netip.Prefix {
 	list := make([]netip.Prefix, len(ranges))
