@@ -84,7 +84,7 @@ service ns/both created 2026-01-01T00:00:00Z
 	}
 }
 
-// TestSourceRangesDenied: the explanation of a client in ranges that are denied does not ask for it to be added to them.
+// TestSourceRangesDenied: the explanation of a client that ranges deny does not ask for it to be added to them.
 func TestSourceRangesDenied(t *testing.T) {
 	s, err := gen.ReadSnapshot(strings.NewReader(cluster + `service ns/denying created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.8

@@ -139,8 +139,8 @@ func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, f
 	}
 }
 
-// Set reads the value of a key, as OptionKey or OtherOption returns it. If the key is unknown or the value cannot be used, the error
-// says what is allowed. Then it changes nothing, but that bad source ranges admit nobody.
+// Set reads the value of a key, as OptionKey or OtherOption returns it. If the key is unknown or the value cannot be
+// used, the error says what is allowed. Then it changes nothing, but that bad source ranges admit nobody.
 func (o *Options) Set(key, value string) error {
 	for _, known := range allOptions() {
 		if known.key == key {

@@ -30,8 +30,9 @@ type other struct {
 // allOthers lists them, sorted by annotation. Sources: pkg/annotation/k8s.go and pkg/loadbalancer/service.go of Cilium
 // 1.20; felix/bpf/proxy/proxy.go of Calico (2026-08), and calico#13138, which is not merged in 2026-11.
 //
-// These say nothing that an option says: service.cilium.io/affinity is about endpoints of other clusters, type, node and
-// node-selector leave out addresses, and forwarding-mode and proxy-delegation are about ways that packets do not go here.
+// The others of Cilium say nothing that an option says: service.cilium.io/affinity is about endpoints of other
+// clusters, type, node and node-selector leave out addresses, and forwarding-mode and proxy-delegation are about ways
+// of packets that there are not here.
 func allOthers() []other {
 	return []other{
 		{"lb.projectcalico.org/external-traffic-strategy", "maglev", true, "balance", "flow"},
