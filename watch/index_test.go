@@ -84,9 +84,17 @@ func randomService(rng *rand.Rand, name string) *corev1.Service {
 	case 4:
 		s.Annotations = map[string]string{service.OptionPrefix + "balance": []string{"random", "client", "flow",
 			"source"}[rng.IntN(4)]}
+	case 5:
+		s.Annotations = map[string]string{ciliumAlgorithm: []string{"random", "maglev", "maglev", "least-conn"}[rng.IntN(4)]}
+		if rng.IntN(3) == 0 {
+			s.Annotations[service.OptionPrefix+"balance"] = "client"
+		}
 	}
 	return s
 }
+
+// ciliumAlgorithm is an annotation of Cilium that means what balance means.
+const ciliumAlgorithm = "service.cilium.io/lb-algorithm"
 
 func randomSlice(rng *rand.Rand, name string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
@@ -138,12 +146,19 @@ func (o objects) oracle() service.Snapshot {
 		case "cluster":
 			out.Options.ExternalFailover = service.FailoverCluster
 		}
-		switch s.Annotations[service.OptionPrefix+"balance"] {
+		balance, own := s.Annotations[service.OptionPrefix+"balance"]
+		if !own {
+			balance = map[string]string{"random": "random", "maglev": "flow"}[s.Annotations[ciliumAlgorithm]]
+		}
+		switch balance {
 		case "random":
 		case "client":
 			out.Options.Balance = service.ByClient
 		case "flow":
 			out.Options.Balance = service.ByFlow
+			if !own && s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+				out.Options.Balance = service.ByClient
+			}
 		default:
 			if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 				out.Options.Balance = o.balance

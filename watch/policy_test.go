@@ -102,7 +102,8 @@ func testValidateOptions(t *testing.T, release string) {
 // compareAll tries each value with each key.
 func (s policyServer) compareAll() {
 	keys := []string{"nftproxy.io/balence", "nftproxy.io/weight", "example.com/balance", "service.kubernetes.io/udp",
-		"nftproxy/balance", "nftproxy.com/eject", "x.nftproxy.io/slow-start", "nftproxy.example.com/owner"}
+		"nftproxy/balance", "nftproxy.com/eject", "x.nftproxy.io/slow-start", "nftproxy.example.com/owner",
+		ciliumAlgorithm, service.SourcesPolicyAnnotation}
 	others := len(keys)
 	for key := range service.AllOptions() {
 		keys = append(keys, service.OptionAnnotation(key))
