@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -48,7 +49,10 @@ nftproxy first: it serves the Services from then on. Where a firewall drops or
 rejects packets, it leaves those chains of kube-proxy that accept some, and says what
 has to take their place; --remove-accepting then removes them. Open connections that
 go through IPVS keep what they use; run the command again later, or end them by
---end-connections.`,
+--end-connections.
+
+The exit status is 0 if nothing is left. It is 3 if cleanup --kube-proxy has removed
+all but what has to stay, and 1 if it refused or failed.`,
 		Example: `  nftproxy cleanup
   nftproxy cleanup --nftproxy-table other
   nftproxy cleanup --kube-proxy                    after a change from kube-proxy to nftproxy`,
@@ -230,13 +234,15 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) err
 			return err
 		}
 	}
-	var left []error
+	var left, failed []error
 	err = otherproxy.RemoveAll(cmd.Context(), of, func(r otherproxy.Rules, err error) {
 		switch {
 		case errors.Is(err, otherproxy.ErrInUse):
 			left = append(left, fmt.Errorf("%w: run cleanup again later, or add --end-connections", err))
-		case err != nil:
+		case err != nil && otherproxy.Final(err):
 			left = append(left, err)
+		case err != nil:
+			failed = append(failed, err)
 		default:
 			fmt.Fprintf(cmd.OutOrStdout(), "removed kube-proxy's rules in %s\n", r)
 			if r.Kind == otherproxy.IPVS && otherproxy.StrictARP() {
@@ -244,8 +250,16 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) err
 			}
 		}
 	})
-	return errors.Join(append(left, err)...)
+	all := errors.Join(append(slices.Concat(left, failed), err)...)
+	if len(left) > 0 && len(failed) == 0 && err == nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %v\n", all)
+		return statusLeft
+	}
+	return all
 }
+
+// statusLeft is the exit status of cleanup --kube-proxy where all that is left has to stay.
+const statusLeft exitStatus = 3
 
 func checkStopped(running otherproxy.Running) error {
 	switch {

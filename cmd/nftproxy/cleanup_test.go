@@ -252,6 +252,24 @@ func TestCleanupBesideAProxyWithoutOwner(t *testing.T) {
 	w.want("after its end")
 }
 
+// TestCleanupThatLeaves: the exit status of cleanup --kube-proxy says that what is left has to stay.
+func TestCleanupThatLeaves(t *testing.T) {
+	w := newFormerWorld(t)
+	w.load("table ip nat { chain KUBE-SERVICES { }; chain mine { jump KUBE-SERVICES; }; }; table ip kube-proxy { };")
+	_, notes, code := runIn(t, w.ns, "cleanup", "--kube-proxy")
+	if code != 1 || !strings.Contains(notes, "no table of a running nftproxy") {
+		t.Errorf("without nftproxy: exit status %d: %s", code, notes)
+	}
+	_, notes, code = runIn(t, w.ns, "cleanup", "--kube-proxy", "--force")
+	if code != int(statusLeft) || !strings.Contains(notes, "nat") {
+		t.Errorf("with a rule of another program: exit status %d: %s", code, notes)
+	}
+	w.load("flush chain ip nat mine")
+	if _, notes, code = runIn(t, w.ns, "cleanup", "--kube-proxy", "--force"); code != 0 {
+		t.Errorf("without it: exit status %d: %s", code, notes)
+	}
+}
+
 // TestTablesOfARunningProcess: the tables of another running nftproxy stay, whether the
 // kernel has owners of tables or not.
 func TestTablesOfARunningProcess(t *testing.T) {
