@@ -101,7 +101,8 @@ the command could not be carried out.`,
 		}
 	}
 	cmd.AddCommand(p.newStatusCommand(), p.newGetCommand(), p.newExplainCommand(), p.newVerifyCommand(),
-		p.newTraceCommand(), p.newTopCommand(), p.newLogsCommand(), p.newSysdumpCommand(), p.newTestCommand())
+		p.newTraceCommand(), p.newTopCommand(), p.newLogsCommand(), p.newSysdumpCommand(), p.newTestCommand(),
+		p.newMigrateCommand())
 	return cmd
 }
 

@@ -120,26 +120,28 @@ func (c *Cluster) Nodes(ctx context.Context, sets []appsv1.DaemonSet) ([]Node, e
 	byName := map[string]*Node{}
 	for i := range objects.Items {
 		n := &objects.Items[i]
-		if slices.ContainsFunc(sets, func(s appsv1.DaemonSet) bool { return isFor(&s, n) }) {
+		if slices.ContainsFunc(sets, func(s appsv1.DaemonSet) bool { return IsFor(&s, n) }) {
 			byName[n.Name] = &Node{Name: n.Name, Object: n}
 		}
 	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if p.Spec.NodeName == "" || !isOf(p, sets) {
+	byNode := map[string][]corev1.Pod{}
+	for _, p := range pods.Items {
+		byNode[p.Spec.NodeName] = append(byNode[p.Spec.NodeName], p)
+	}
+	for name, on := range byNode {
+		pod := PodOf(on, sets)
+		if name == "" || pod == nil {
 			continue
 		}
-		n := byName[p.Spec.NodeName]
+		n := byName[name]
 		if n == nil {
-			n = &Node{Name: p.Spec.NodeName}
-			if i := slices.IndexFunc(objects.Items, func(o corev1.Node) bool { return o.Name == n.Name }); i >= 0 {
+			n = &Node{Name: name}
+			if i := slices.IndexFunc(objects.Items, func(o corev1.Node) bool { return o.Name == name }); i >= 0 {
 				n.Object = &objects.Items[i]
 			}
-			byName[n.Name] = n
+			byName[name] = n
 		}
-		if n.Pod == nil || better(p, n.Pod) {
-			n.Pod = p
-		}
+		n.Pod = pod
 	}
 	nodes := make([]Node, 0, len(byName))
 	for _, n := range byName {
@@ -152,9 +154,19 @@ func (c *Cluster) Nodes(ctx context.Context, sets []appsv1.DaemonSet) ([]Node, e
 	return nodes, nil
 }
 
-// isFor says whether the DaemonSet puts a pod on the node, as its controller decides. The taints that the node
+// PodOf returns the pod to ask of those on one node; nil if the DaemonSets made none of them.
+func PodOf(pods []corev1.Pod, sets []appsv1.DaemonSet) (best *corev1.Pod) {
+	for i := range pods {
+		if p := &pods[i]; isOf(p, sets) && (best == nil || better(p, best)) {
+			best = p
+		}
+	}
+	return best
+}
+
+// IsFor says whether the DaemonSet puts a pod on the node, as its controller decides. The taints that the node
 // lifecycle sets come and go, and the controller tolerates them.
-func isFor(s *appsv1.DaemonSet, n *corev1.Node) bool {
+func IsFor(s *appsv1.DaemonSet, n *corev1.Node) bool {
 	spec := s.Spec.Template.Spec
 	matches, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}).Match(n)
 	if err != nil || !matches {

@@ -42,7 +42,7 @@ func TestNodesOfDaemonSet(t *testing.T) {
 		"affinity": {affine, node(map[string]string{"trial": "yes"}), true}, "without affinity": {affine, node(nil), false},
 		"taint": {linux, tainted, false}, "toleration": {tolerant, tainted, true}, "unreachable": {linux, unreachable, true},
 	} {
-		if got := isFor(c.set, c.node); got != c.want {
+		if got := IsFor(c.set, c.node); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}

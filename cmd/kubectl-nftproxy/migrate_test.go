@@ -1,0 +1,1137 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+
+	"nftproxy/cmd/kubectl-nftproxy/cluster"
+	"nftproxy/cmd/kubectl-nftproxy/migration"
+)
+
+// migrate runs a migration, and ends it after a write as if it was killed; 0 for never.
+func (f *fakeProxies) migrate(t testing.TB, killAfter int, o migration.Options) (string, error) {
+	t.Helper()
+	ctx, killed := context.WithCancel(t.Context())
+	defer killed()
+	server := httptest.NewServer(f.server(killAfter, killed))
+	defer server.Close()
+	of, err := cluster.New(&rest.Config{Host: server.URL}, cluster.DefaultNamespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	f.lease = nil // That of a killed run has expired.
+	f.mu.Unlock()
+	var out bytes.Buffer
+	o.Out, o.Period, o.AtOnce = &out, time.Millisecond, 2
+	if o.Patience == 0 {
+		o.Patience = 20 * time.Second
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- migration.Run(ctx, of, o) }()
+	select {
+	case err = <-ended:
+	case <-ctx.Done(): // The API server hears no more of it.
+		err = context.Cause(ctx)
+	}
+	f.mu.Lock()
+	f.settle()
+	f.mu.Unlock()
+	if ctx.Err() != nil {
+		return "", err
+	}
+	return out.String(), err
+}
+
+func (f *fakeProxies) check(t testing.TB, name string) {
+	t.Helper()
+	if len(f.wrong) > 0 {
+		t.Errorf("%s: %s", name, strings.Join(f.wrong[:min(3, len(f.wrong))], "\n"))
+	}
+}
+
+// both runs there, and back from there.
+func (f *fakeProxies) both(t testing.TB) (there, back string) {
+	t.Helper()
+	for _, to := range []string{migration.Nftproxy, migration.KubeProxy} {
+		if out, err := f.migrate(t, 0, migration.Options{To: to}); err != nil {
+			t.Fatalf("to %s: %v\n%s", to, err, out)
+		}
+		if to == migration.Nftproxy {
+			there = f.state()
+		}
+	}
+	return there, f.state()
+}
+
+// TestMigrate: the cluster goes to nftproxy and back, and is then as it was, installed for labelled nodes or for all.
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	for _, trial := range []bool{true, false} {
+		f := newFakeProxies(trial, "a", "b", "c", "d")
+		before := f.state()
+		there, back := f.both(t)
+		f.check(t, "migrate")
+		if f.lease != nil {
+			t.Errorf("trial %t: a Lease is left", trial)
+		}
+		if n := f.replaced[migration.Nftproxy]; n > 0 {
+			t.Errorf("trial %t: %d pods of nftproxy were replaced", trial, n)
+		}
+		if n := strings.Count(there, "map[kube-proxy:{false false} nftproxy:{true true}]"); n != 4 {
+			t.Errorf("trial %t: %d of 4 nodes have nftproxy alone:\n%s", trial, n, there)
+		}
+		if trial == strings.Contains(there, "non-existing") {
+			t.Errorf("trial %t: new nodes:\n%s", trial, there)
+		}
+		if trial {
+			if diff := cmp.Diff(before, back); diff != "" {
+				t.Errorf("there and back (-before +after):\n%s", diff)
+			}
+		}
+		if n := strings.Count(back, "map[kube-proxy:{true true} nftproxy:{false false}]"); n != 4 {
+			t.Errorf("trial %t: %d of 4 nodes have kube-proxy alone:\n%s", trial, n, back)
+		}
+		// And again: all that was left in the cluster must not matter.
+		again, _ := f.both(t)
+		f.check(t, "again")
+		if diff := cmp.Diff(there, again); diff != "" {
+			t.Errorf("the second time (-first +second):\n%s", diff)
+		}
+	}
+}
+
+// TestMigrateKilled: a run that is killed after any of its changes, and started again, ends like one that was not,
+// and so does one in the other direction. No node is without a proxy meanwhile.
+func TestMigrateKilled(t *testing.T) {
+	t.Parallel()
+	between := 1
+	if testing.Short() {
+		between = 5
+	}
+	for _, trial := range []bool{true, false} {
+		reference := newFakeProxies(trial, "a", "b", "c")
+		there, back := reference.both(t)
+		for _, to := range []string{migration.Nftproxy, migration.KubeProxy} {
+			for kill := 1; ; kill += between {
+				name := fmt.Sprintf("trial %t, to %s, killed after write %d", trial, to, kill)
+				f := newFakeProxies(trial, "a", "b", "c")
+				want := there
+				if to == migration.KubeProxy {
+					want = back
+					if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+						t.Fatal(name, err, out)
+					}
+				}
+				if _, err := f.migrate(t, kill, migration.Options{To: to}); err == nil {
+					if kill < 10 {
+						t.Errorf("%s: a run has less changes than expected", name)
+					}
+					break
+				}
+				turned := f.copy()
+				out, err := f.migrate(t, 0, migration.Options{To: to})
+				if err != nil {
+					t.Errorf("%s: %v\n%s", name, err, out)
+				}
+				f.check(t, name)
+				if diff := cmp.Diff(want, f.state()); diff != "" {
+					t.Errorf("%s (-never killed +killed):\n%s\n%s", name, diff, out)
+				}
+				other := map[string]string{migration.Nftproxy: migration.KubeProxy, migration.KubeProxy: migration.Nftproxy}[to]
+				if out, err := turned.migrate(t, 0, migration.Options{To: other}); err != nil {
+					t.Errorf("%s, then turned: %v\n%s", name, err, out)
+				}
+				turned.check(t, name+", then turned")
+				if text := turned.state(); strings.Count(text, "{true true}") != 3 || strings.Count(text, "{false false}") != 3 ||
+					strings.Contains(text, "nftproxy-migrate") || other == migration.KubeProxy && strings.Contains(text, "stopped") {
+					t.Errorf("%s, then turned:\n%s", name, text)
+				}
+			}
+		}
+	}
+}
+
+// TestMigrateSleepingController: a pod that serves, and that its DaemonSet is about to remove, is not relied on.
+func TestMigrateSleepingController(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a")
+	f.nodes["a"].Labels["nftproxy.io/trial"] = "true"
+	f.settle()
+	f.asleep = true
+	delete(f.nodes["a"].Labels, "nftproxy.io/trial")
+	f.onWrite = func(int) { f.asleep = f.asleep && f.nodes["a"].Labels["nftproxy.io/kube-proxy"] == "" }
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Patience: 2 * time.Second}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.check(t, "asleep")
+}
+
+// TestMigrateUnfit: nftproxy's DaemonSet stops being for the nodes in the middle. The migration stops and says so.
+func TestMigrateUnfit(t *testing.T) {
+	t.Parallel()
+	for at := 1; at < 12; at += 2 {
+		f := newFakeProxies(true, "a", "b")
+		f.onWrite = func(n int) {
+			if n == at {
+				f.sets[migration.Nftproxy].Spec.Template.Spec.NodeSelector["own"] = "selector"
+				f.sets[migration.Nftproxy].ResourceVersion = f.version()
+			}
+		}
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Patience: 300 * time.Millisecond})
+		if err == nil || !strings.Contains(err.Error(), "nftproxy's DaemonSet is not for the node any more") {
+			t.Errorf("at write %d: %v\n%s", at, err, out)
+		}
+	}
+}
+
+// TestMigrateOldRules: rules of an earlier kube-proxy are not taken for those of the new one, which has none yet, where
+// nftproxy does not serve.
+func TestMigrateOldRules(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Fatal(err, out)
+	}
+	n := f.nodes["a"]
+	n.rules[migration.KubeProxy] = fakeRules{there: true}
+	n.ill = migration.Nftproxy
+	delete(f.pods, "nftproxy-a")
+	f.settle()
+	n.ill = "" // The pod does not become ready any more.
+	out, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy})
+	if err != nil || !strings.Contains(out, "a: start kube-proxy: what an earlier kube-proxy left is removed") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.check(t, "old rules")
+}
+
+// TestMigrateHandOverFails: the other nodes of the batch are cleaned before the migration stops.
+func TestMigrateHandOverFails(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b", "c")
+	f.kept = "b"
+	out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Patience: 2 * time.Second})
+	if err == nil || !strings.Contains(err.Error(), "b: hand over: kube-proxy's pod kube-proxy-b is still there") ||
+		f.nodes["c"].rules[migration.KubeProxy].there || !f.nodes["c"].rules[migration.Nftproxy].fresh {
+		t.Errorf("%v\n%s%s", err, out, f.state())
+	}
+	f.check(t, "hand over")
+}
+
+// TestMigrateStops: at a node that is not right the migration stops with a reason, all nodes are served, and once the
+// node is right, the next run goes on.
+func TestMigrateStops(t *testing.T) {
+	t.Parallel()
+	notReady := func(f *fakeProxies) {
+		f.nodes["b"].Status.Conditions[0].Status = "Unknown"
+		f.nodes["b"].Status.Conditions[0].Message = "no word of the kubelet"
+	}
+	for name, c := range map[string]struct {
+		harm, mend func(*fakeProxies)
+		want       string
+		// changed says that nodes may have been changed before.
+		changed bool
+	}{
+		"red": {harm: func(f *fakeProxies) { f.nodes["b"].red = true },
+			mend: func(f *fakeProxies) { f.nodes["b"].red = false },
+			want: "b: check: red: kernel: it is too old -> update it"},
+		"marks": {harm: func(f *fakeProxies) { f.nodes["b"].marks = true },
+			mend: func(f *fakeProxies) { f.nodes["b"].marks = false },
+			want: "b: check: yellow: marks: ip nat AWS: it marks (--accept-marks goes on"},
+		"red, and nftproxy everywhere": {harm: func(f *fakeProxies) {
+			delete(f.sets[migration.Nftproxy].Spec.Template.Spec.NodeSelector, "nftproxy.io/trial")
+			f.nodes["b"].red = true
+			f.settle()
+		}, mend: func(f *fakeProxies) { f.nodes["b"].red = false }, want: "b: check: red: kernel: it is too old"},
+		"no logs": {harm: func(f *fakeProxies) { f.noLogs = true }, mend: func(f *fakeProxies) { f.noLogs = false },
+			want: ": no answer within 2s"},
+		"not ready": {harm: notReady, mend: func(f *fakeProxies) { f.nodes["b"].Status.Conditions[0].Status = "True" },
+			changed: true,
+			want:    "b: check: the node is not Ready: no word of the kubelet"},
+		"lacking": {harm: func(f *fakeProxies) { f.nodes["b"].lacking = true },
+			mend: func(f *fakeProxies) { f.nodes["b"].lacking = false }, changed: true,
+			want: "b: verify: nftproxy lacks 1 of the 3 frontends of kube-proxy"},
+		"ill": {harm: func(f *fakeProxies) { f.nodes["b"].ill = migration.Nftproxy },
+			mend:    func(f *fakeProxies) { f.nodes["b"].ill = "" },
+			changed: true, want: "b: serve: the pod nftproxy-b is not ready: Pending"},
+	} {
+		f := newFakeProxies(true, "a", "b", "c")
+		c.harm(f)
+		before := f.state()
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Patience: 2 * time.Second})
+		stopped := (*migration.StoppedError)(nil)
+		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q\n%s", name, err, c.want, out)
+		}
+		if now := f.state(); !c.changed && now != before {
+			t.Errorf("%s: changed (-before +after):\n%s", name, cmp.Diff(before, now))
+		} else if strings.Contains(now, "nftproxy-migrate") {
+			t.Errorf("%s: a pod is left:\n%s", name, now)
+		} else if f.nodes["b"].Labels["nftproxy.io/kube-proxy"] != "" {
+			t.Errorf("%s: kube-proxy was ended on the node", name)
+		}
+		c.mend(f)
+		f.pods = withoutStuck(f.pods)
+		if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+			t.Errorf("%s, mended: %v\n%s", name, err, out)
+		}
+		f.check(t, name)
+	}
+}
+
+// TestMigrateAcceptsMarks: with --accept-marks, marks of another program are shown and do not stop the migration.
+func TestMigrateAcceptsMarks(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a")
+	f.nodes["a"].marks = true
+	out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, AcceptMarks: true})
+	if err != nil || !strings.Contains(out, "a: check: nothing is red; yellow: marks: ip nat AWS: it marks") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// withoutStuck leaves pods of the proxies that did not become ready out, as if somebody had deleted them.
+func withoutStuck(pods map[string]*corev1.Pod) map[string]*corev1.Pod {
+	kept := map[string]*corev1.Pod{}
+	for name, p := range pods {
+		if len(p.Status.Conditions) > 0 || strings.HasPrefix(name, "nftproxy-migrate") {
+			kept[name] = p
+		}
+	}
+	return kept
+}
+
+// TestMigrateIll: nodes that are not Ready, migrated or not, do not hold up the others. The migration stops at them
+// last.
+func TestMigrateIll(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b", "c", "d")
+	first, err := labels.Parse("kubernetes.io/hostname=b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Nodes: first}); err != nil {
+		t.Fatal(err, out)
+	}
+	f.pods["nftproxy-b"].Status.Conditions = nil
+	for _, name := range []string{"b", "c"} {
+		f.nodes[name].Status.Conditions[0].Status = "Unknown"
+	}
+	for range 2 {
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+		if stopped := (*migration.StoppedError)(nil); !errors.As(err, &stopped) || stopped.Node != "b, c" {
+			t.Errorf("%v\n%s", err, out)
+		}
+		for name, want := range map[string]bool{"a": true, "c": false, "d": true} {
+			if f.nodes[name].rules[migration.Nftproxy].fresh != want {
+				t.Errorf("%s: nftproxy serves: %t\n%s", name, !want, out)
+			}
+		}
+	}
+	f.check(t, "ill")
+}
+
+// TestMigrateLeftPod: a pod that an earlier run left is waited for on its node only, where it may change rules.
+func TestMigrateLeftPod(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	f.stuck = "nftproxy-migrate-x"
+	f.pods["nftproxy-migrate-x"] = &corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "nftproxy-migrate-x", Namespace: "kube-system",
+			Labels: map[string]string{"app.kubernetes.io/name": "nftproxy-migrate"}},
+		Spec: corev1.PodSpec{NodeName: "b"}}
+	const hint = "if the node is down for good, kubectl --namespace kube-system delete pod nftproxy-migrate-x --force"
+	for _, said := range []bool{false, true} {
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Patience: time.Second})
+		if stopped := (*migration.StoppedError)(nil); !errors.As(err, &stopped) || stopped.Node != "b" ||
+			!strings.Contains(err.Error(), hint) || strings.Contains(out, hint) != said ||
+			f.nodes["a"].rules[migration.KubeProxy].there || f.nodes["b"].Labels["nftproxy.io/trial"] != "" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	f.stuck = ""
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.check(t, "left pod")
+}
+
+// TestMigrateRulesStay: rules that have to stay do not stop the migration, which says so at the end, until they are
+// gone.
+func TestMigrateRulesStay(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a", "b")
+	f.nodes["a"].stays = true
+	out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+	const want = "a: clean up: some of kube-proxy's rules stay: nftproxy: rules of a firewall stay"
+	if !strings.Contains(out, want) || !strings.Contains(out, "new nodes: finish: ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for range 2 {
+		if stopped := (*migration.StoppedError)(nil); !errors.As(err, &stopped) || stopped.Node != "a" ||
+			!strings.Contains(err.Error(), "a: clean up: some of kube-proxy's rules stay, and become outdated") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		out, err = f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+	}
+	f.old = true
+	out, err = f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+	if err == nil || !strings.Contains(err.Error(), "is older than this program, and has no status 3") {
+		t.Errorf("old: %v\n%s", err, out)
+	}
+	f.nodes["a"].stays = false
+	out, err = f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+	if err != nil || f.nodes["a"].rules[migration.KubeProxy].there {
+		t.Errorf("gone: %v\n%s", err, out)
+	}
+	f.check(t, "stay")
+}
+
+// TestMigrateMeanwhile: the cluster changes while the migration runs.
+func TestMigrateMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{migration.Nftproxy, migration.KubeProxy} {
+		for at := 1; at < 40; at += 3 {
+			for name, change := range map[string]func(f *fakeProxies){
+				"a node joins": func(f *fakeProxies) { f.addNode("new") },
+				"a node joins, and has both proxies": func(f *fakeProxies) {
+					f.addNode("new")
+					f.settle()
+				},
+				"a node goes": func(f *fakeProxies) { delete(f.nodes, "b") },
+				"a node is made anew": func(f *fakeProxies) {
+					f.addNode("b")
+					delete(f.pods, "nftproxy-b")
+					delete(f.pods, "kube-proxy-b")
+				},
+			} {
+				name := fmt.Sprintf("to %s: %s at write %d", to, name, at)
+				f := newFakeProxies(false, "a", "b", "c")
+				if to == migration.KubeProxy {
+					if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+						t.Fatal(name, err, out)
+					}
+				}
+				first := f.writes
+				f.onWrite = func(n int) {
+					if n == first+at {
+						change(f)
+					}
+				}
+				if out, err := f.migrate(t, 0, migration.Options{To: to}); err != nil {
+					t.Errorf("%s: %v\n%s", name, err, out)
+				}
+				f.check(t, name)
+				text := f.state()
+				if want := len(f.nodes); strings.Count(text, "{true true}") != want || strings.Contains(text, "stopped") ||
+					strings.Contains(text, "{true false}") || strings.Contains(text, "nftproxy-migrate") ||
+					strings.Count(text, "map[kube-proxy:{true true}") == want != (to == migration.KubeProxy) {
+					t.Errorf("%s:\n%s", name, text)
+				}
+			}
+		}
+	}
+}
+
+// TestMigrateReapplied: somebody applies kube-proxy's DaemonSet again in the middle, as kubeadm upgrade does. The
+// migration goes on or stops, every node is served, and the next run ends it.
+func TestMigrateReapplied(t *testing.T) {
+	t.Parallel()
+	for at := 1; at < 50; at += 2 {
+		name := fmt.Sprintf("applied again at write %d", at)
+		f := newFakeProxies(true, "a", "b", "c")
+		plain := f.sets[migration.KubeProxy].Spec.DeepCopy()
+		f.onWrite = func(n int) {
+			if n == at {
+				f.sets[migration.KubeProxy].Spec = *plain
+				f.sets[migration.KubeProxy].ResourceVersion = f.version()
+			}
+		}
+		for try := 1; ; try++ {
+			out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Patience: 2 * time.Second})
+			if err == nil {
+				break
+			}
+			if stopped := (*migration.StoppedError)(nil); !errors.As(err, &stopped) || try > 1 {
+				t.Fatalf("%s, try %d: %v\n%s", name, try, err, out)
+			}
+		}
+		f.check(t, name)
+		if n := strings.Count(f.state(), "map[kube-proxy:{false false} nftproxy:{true true}]"); n != 3 {
+			t.Errorf("%s:\n%s", name, f.state())
+		}
+	}
+}
+
+// TestMigrateChosen: --nodes migrates these and leaves the others, and what new nodes get, as they are.
+func TestMigrateChosen(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	chosen, err := labels.Parse("kubernetes.io/hostname=b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{migration.Nftproxy, migration.KubeProxy} {
+		before := f.state()
+		out, err := f.migrate(t, 0, migration.Options{To: to, Nodes: chosen})
+		if err != nil || strings.Contains("\n"+out, "\na: ") {
+			t.Errorf("to %s: %v\n%s", to, err, out)
+		}
+		if !f.nodes["a"].rules[migration.KubeProxy].fresh || f.state() == before ||
+			f.nodes["b"].rules[migration.Nftproxy].fresh != (to == migration.Nftproxy) {
+			t.Errorf("to %s:\n%s", to, f.state())
+		}
+	}
+	f.check(t, "chosen")
+}
+
+// TestMigrateOwnLabels: nodes are not chosen by labels that the migration changes, and if the chosen nodes lose their
+// label meanwhile, the migration ends well.
+func TestMigrateOwnLabels(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	for _, text := range []string{"nftproxy.io/trial=true", "!nftproxy.io/kube-proxy",
+		"own,nftproxy.io/trial notin (true)"} {
+		chosen, err := labels.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.migrate(t, 0, migration.Options{To: migration.KubeProxy, Nodes: chosen})
+		if obstacle := (*migration.ObstacleError)(nil); !errors.As(err, &obstacle) || f.writes > 0 ||
+			!strings.Contains(err.Error(), "choose the nodes by another one") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	chosen, err := labels.Parse("own")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.nodes["a"].Labels["own"] = ""
+	f.onWrite = func(int) {
+		if f.nodes["a"].Labels["nftproxy.io/kube-proxy"] != "" {
+			delete(f.nodes["a"].Labels, "own")
+		}
+	}
+	out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, Nodes: chosen})
+	if err != nil || !f.nodes["a"].rules[migration.Nftproxy].fresh || f.nodes["a"].rules[migration.KubeProxy].there {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.check(t, "own labels")
+}
+
+// TestMigrateOtherPods: pods that only have the labels of kube-proxy's, and a kube-proxy of nodes that nftproxy is not
+// for, do not matter.
+func TestMigrateOtherPods(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "windows")
+	f.nodes["windows"].Labels["kubernetes.io/os"] = "windows"
+	delete(f.sets[migration.KubeProxy].Spec.Template.Spec.NodeSelector, "kubernetes.io/os")
+	f.settle()
+	for name, node := range map[string]string{"debug": "a", "kube-proxy-windows": "windows"} {
+		p := f.pods["kube-proxy-a"].DeepCopy()
+		p.Name, p.OwnerReferences, p.Spec.NodeName = name, nil, node
+		if name == "debug" {
+			p.Spec.Containers[0].Name = name
+		}
+		f.pods[name] = p
+	}
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.check(t, "other pods")
+}
+
+// TestMigrateObstacles: what cannot be done is said before anything is changed.
+func TestMigrateObstacles(t *testing.T) {
+	t.Parallel()
+	for want, harm := range map[string]func(f *fakeProxies){
+		"you have no right to patch nodes (":        func(f *fakeProxies) { f.denied = []string{"patch nodes"} },
+		"install nftproxy for labelled nodes first": func(f *fakeProxies) { delete(f.sets, migration.Nftproxy) },
+		"may be part of another program, as in k3s": func(f *fakeProxies) { delete(f.sets, migration.KubeProxy) },
+		"is a kube-proxy of DaemonSet other, not of the DaemonSet kube-proxy": func(f *fakeProxies) {
+			p := f.pods["kube-proxy-a"].DeepCopy()
+			p.Name, p.Labels, p.OwnerReferences[0].UID, p.OwnerReferences[0].Name = "second", nil, "other", "other"
+			f.pods[p.Name] = p
+		},
+		"deploy/cleanup/kube-proxy removes the rules that it left": func(f *fakeProxies) {
+			delete(f.sets, migration.KubeProxy)
+			delete(f.pods, "kube-proxy-a")
+		},
+		"static pod of the nodes (kube-proxy-a)": func(f *fakeProxies) {
+			delete(f.sets, migration.KubeProxy)
+			f.pods["kube-proxy-a"].Annotations[corev1.MirrorPodAnnotationKey] = "hash"
+		},
+		"has --nftproxy-service-proxy-name and serves labelled Services only": func(f *fakeProxies) {
+			c := &f.sets[migration.Nftproxy].Spec.Template.Spec.Containers[0]
+			c.Args = append(c.Args, "--nftproxy-service-proxy-name=nftproxy")
+		},
+		"the addon manager keeps the DaemonSet kube-proxy as it is": func(f *fakeProxies) {
+			f.sets[migration.KubeProxy].Labels["addonmanager.kubernetes.io/mode"] = "Reconcile"
+		},
+		"no node to migrate": func(f *fakeProxies) {
+			f.sets[migration.Nftproxy].Spec.Template.Spec.NodeSelector["own"] = "selector"
+		},
+	} {
+		f := newFakeProxies(true, "a")
+		harm(f)
+		_, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+		if obstacle := (*migration.ObstacleError)(nil); !errors.As(err, &obstacle) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if f.writes > 0 {
+			t.Errorf("%s: %d changes", want, f.writes)
+		}
+		_, err = f.migrate(t, 0, migration.Options{To: migration.KubeProxy})
+		if f.sets[migration.KubeProxy] == nil &&
+			(err == nil || !strings.Contains(err.Error(), "kubeadm init phase addon kube-proxy")) {
+			t.Errorf("%s, back: %v", want, err)
+		}
+	}
+}
+
+// TestMigrateSpares: nodes that nftproxy's DaemonSet is not for keep kube-proxy, and so do new ones.
+func TestMigrateSpares(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a", "b")
+	f.nodes["b"].Labels["kubernetes.io/os"] = "windows"
+	delete(f.sets[migration.KubeProxy].Spec.Template.Spec.NodeSelector, "kubernetes.io/os")
+	f.settle()
+	out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+	if err != nil || !strings.Contains(out, "b: has kube-proxy: keeps it") ||
+		!f.nodes["b"].rules[migration.KubeProxy].fresh || f.nodes["a"].rules[migration.KubeProxy].there {
+		t.Errorf("%v\n%s%s", err, out, f.state())
+	}
+	f.check(t, "spares")
+}
+
+// TestMigrateDryRun: --dry-run says what each node has and what would be done, and changes nothing.
+func TestMigrateDryRun(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	f.nodes["b"].Labels["nftproxy.io/trial"] = "true"
+	f.settle()
+	before := f.state()
+	server := httptest.NewServer(f.server(0, nil))
+	defer server.Close()
+	run := func(args ...string) (string, string, int) {
+		return runPlugin(t.Context(), append([]string{"migrate", "--server", server.URL}, args...)...)
+	}
+	out, errs, code := run("--to", "nftproxy", "--dry-run")
+	want := "DaemonSet kube-system/kube-proxy: changes: it is for nodes without the label nftproxy.io/kube-proxy=" +
+		"stopped only, by its affinity; its controller restarts the pods of all its nodes, a few at a time\n" +
+		"a: has kube-proxy: check, serve, verify, probe, hand over, clean up\n" +
+		"b: has nftproxy and kube-proxy: check, verify, probe, hand over, clean up\n"
+	if out != want || code != 0 {
+		t.Errorf("%d %s\n%s", code, errs, cmp.Diff(want, out))
+	}
+	out, errs, code = run("--to", "kube-proxy", "--dry-run")
+	want = "a: has kube-proxy: await its rules, probe, clean up\n" +
+		"b: has nftproxy and kube-proxy: await its rules, probe, hand over, clean up\n"
+	if out != want || code != 0 {
+		t.Errorf("%d %s\n%s", code, errs, cmp.Diff(want, out))
+	}
+	f.nodes["b"].deaf = true
+	f.sets[migration.KubeProxy].Annotations = map[string]string{"argocd.argoproj.io/tracking-id": "app:apps/DaemonSet:x"}
+	f.sets[migration.Nftproxy].Labels["helm.toolkit.fluxcd.io/name"] = "release"
+	out, errs, code = run("--to", "nftproxy", "--dry-run", "--probe=false")
+	for _, want := range []string{
+		"DaemonSet kube-system/kube-proxy: may be undone: Argo CD (application app) applies it",
+		"DaemonSet kube-system/nftproxy: may be undone: Flux (flux suspend helmrelease release) applies it",
+		"b: has nftproxy and kube-proxy (its rules are not known: nftproxy: it failed): check, verify, hand over, clean up\n",
+	} {
+		if !strings.Contains(out, want) || code != 0 {
+			t.Errorf("%d %s\n%s\nlacks %s", code, errs, out, want)
+		}
+	}
+	if f.writes > 0 || f.state() != before {
+		t.Errorf("%d changes", f.writes)
+	}
+	for _, args := range [][]string{{}, {"--to", "other"}, {"--to", "nftproxy", "--at-once", "0"},
+		{"--to", "nftproxy", "--nodes", "=="}} {
+		if _, errs, code := run(args...); code != 2 || f.writes > 0 {
+			t.Errorf("%v: exit status %d: %s", args, code, errs)
+		}
+	}
+}
+
+// TestMigratePlansChanges: --dry-run says what changes of the DaemonSets, in both directions.
+func TestMigratePlansChanges(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a")
+	const gate = "kube-proxy: changes: it is for nodes without the label nftproxy.io/kube-proxy=stopped only"
+	for _, c := range []struct {
+		to   string
+		want []string
+	}{
+		{migration.Nftproxy, []string{gate,
+			"kube-proxy: changes: at the end it is for no node, by the node selector non-existing=true"}},
+		{migration.KubeProxy, []string{gate,
+			"nftproxy: changes: it is for nodes with the label nftproxy.io/trial only, by its node selector; " +
+				"no pod is restarted",
+			"kube-proxy: changes: at the end it is as before the migration"}},
+	} {
+		server := httptest.NewServer(f.server(0, nil))
+		out, errs, code := runPlugin(t.Context(), "migrate", "--server", server.URL, "--to", c.to, "--dry-run")
+		server.Close()
+		for _, want := range c.want {
+			if code != 0 || !strings.Contains(out, "DaemonSet kube-system/"+want) ||
+				strings.Count(out, "changes: ") != len(c.want) {
+				t.Errorf("to %s: %d %s\n%s\nlacks %s", c.to, code, errs, out, want)
+			}
+		}
+		if out, err := f.migrate(t, 0, migration.Options{To: c.to}); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+}
+
+// TestMigrateCommand: what the command says where it stops, and that an interrupt leaves no pod.
+func TestMigrateCommand(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	f.nodes["b"].red = true
+	server := httptest.NewServer(f.server(0, nil))
+	defer server.Close()
+	args := []string{"migrate", "--server", server.URL, "--to", "nftproxy"}
+	out, errs, code := runPlugin(t.Context(), args...)
+	if code != 1 || !strings.Contains(out, "b: check: NOT RIGHT: red: ") ||
+		!strings.Contains(errs, "stopped at b: check: red: kernel: it is too old") ||
+		!strings.Contains(errs, "kubectl nftproxy migrate --to kube-proxy") {
+		t.Errorf("exit status %d\n%s%s", code, out, errs)
+	}
+	f.nodes["b"].red = false
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	f.onWrite = func(int) { interrupt() } // A pod has been made.
+	f.lease = nil
+	if out, errs, code := runPlugin(ctx, args...); code != 2 || !strings.Contains(errs, "run the same command again") {
+		t.Errorf("exit status %d\n%s%s", code, out, errs)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.settle()
+	if text := f.state(); strings.Contains(text, "nftproxy-migrate") {
+		t.Errorf("a pod is left:\n%s", text)
+	}
+}
+
+// TestMigrateAlone: while one migration runs, another one does not begin.
+func TestMigrateAlone(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a")
+	server := httptest.NewServer(f.server(0, nil))
+	defer server.Close()
+	of, err := cluster.New(&rest.Config{Host: server.URL},
+		cluster.DefaultNamespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first, second bytes.Buffer
+	probing, end := make(chan struct{}), make(chan struct{})
+	o := migration.Options{To: migration.Nftproxy, AtOnce: 1, Period: time.Millisecond, Patience: 20 * time.Second}
+	ended := make(chan error, 1)
+	go func() {
+		o := o
+		o.Out = &first
+		var once sync.Once
+		o.Probe = func(context.Context, []string) error {
+			once.Do(func() {
+				close(probing)
+				<-end
+			})
+			return nil
+		}
+		ended <- migration.Run(t.Context(), of, o)
+	}()
+	<-probing
+	o.Out = &second
+	if err := migration.Run(t.Context(), of, o); err == nil || !strings.Contains(err.Error(), "another migration runs") {
+		t.Errorf("%v\n%s", err, second.String())
+	}
+	close(end)
+	if err := <-ended; err != nil || strings.Count(first.String(), "a: probe: the Services answer") != 2 {
+		t.Errorf("%v\n%s", err, first.String())
+	}
+	f.check(t, "alone")
+}
+
+// TestMigrateTakesOver: the Lease of a killed run is waited for, and taken.
+func TestMigrateTakesOver(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a")
+	now := metav1.NowMicro()
+	f.lease = &coordinationv1.Lease{TypeMeta: metav1.TypeMeta{Kind: "Lease", APIVersion: "coordination.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "nftproxy-migrate", Namespace: "kube-system"},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: new("killed"), LeaseDurationSeconds: new(int32(1)), AcquireTime: &now,
+			RenewTime: &now}}
+	server := httptest.NewServer(f.server(0, nil))
+	defer server.Close()
+	of, err := cluster.New(&rest.Config{Host: server.URL}, cluster.DefaultNamespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err = migration.Run(t.Context(), of, migration.Options{To: migration.Nftproxy, AtOnce: 1, Period: time.Millisecond,
+		Patience: 20 * time.Second, Out: &out})
+	if err != nil || f.lease != nil ||
+		!strings.HasPrefix(out.String(), "Lease nftproxy-migrate: killed: has it; waiting") {
+		t.Errorf("%v, Lease %v\n%s", err, f.lease, out.String())
+	}
+	f.check(t, "takes over")
+}
+
+// TestMigrateLeavesVirtualServers: the ranges of other programs' virtual servers are those of nftproxy on the node.
+func TestMigrateLeavesVirtualServers(t *testing.T) {
+	t.Parallel()
+	for want, set := range map[string]func(f *fakeProxies){
+		"": func(*fakeProxies) {},
+		"--ipvs-exclude-cidrs=192.0.2.0/24,198.51.100.0/24": func(f *fakeProxies) {
+			f.config = "mode: ipvs\nipvs:\n  excludeCIDRs: [192.0.2.0/24, 198.51.100.0/24]\n"
+		},
+		"--ipvs-exclude-cidrs=203.0.113.0/24": func(f *fakeProxies) {
+			c := &f.sets[migration.Nftproxy].Spec.Template.Spec.Containers[0]
+			c.Args = append(c.Args, "--ipvs-exclude-cidrs", "203.0.113.0/24")
+		},
+	} {
+		f := newFakeProxies(true, "a")
+		set(f)
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+		if got := strings.TrimPrefix(strings.Join(f.cleaned, " "), "cleanup --kube-proxy"); err != nil ||
+			strings.TrimSpace(got) != want {
+			t.Errorf("the command has %q, want %q, %v\n%s", got, want, err, out)
+		}
+	}
+}
+
+// TestMigrateCloses: once nftproxy's DaemonSet is for all nodes, the same command has new nodes get nftproxy alone.
+func TestMigrateCloses(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b")
+	plain := f.sets[migration.KubeProxy].Spec.Template.Spec.DeepCopy()
+	for _, want := range []bool{false, true} {
+		if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+			t.Fatal(err, out)
+		}
+		f.addNode("late" + f.version())
+		f.settle()
+		if text := f.state(); strings.Contains(text, "nftproxy-late") != want ||
+			strings.Contains(text, "kube-proxy-late") == want {
+			t.Errorf("for all nodes %t:\n%s", want, text)
+		}
+		for name := range f.nodes {
+			if strings.HasPrefix(name, "late") {
+				delete(f.nodes, name)
+			}
+		}
+		delete(f.sets[migration.Nftproxy].Spec.Template.Spec.NodeSelector, "nftproxy.io/trial") // by an overlay
+		f.settle()
+	}
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy}); err != nil {
+		t.Fatal(err, out)
+	}
+	if diff := cmp.Diff(plain, &f.sets[migration.KubeProxy].Spec.Template.Spec); diff != "" {
+		t.Errorf("kube-proxy's DaemonSet (-before +after): %s", diff)
+	}
+	f.check(t, "closes")
+}
+
+// TestMigrateAwaitsRestart: each change of kube-proxy's DaemonSet restarts its pods. The migration goes on when they
+// are ready, stops with the reason of one that fails, and does not wait for nodes that are not Ready.
+func TestMigrateAwaitsRestart(t *testing.T) {
+	t.Parallel()
+	// d is not migrated, and its kube-proxy does not start again.
+	f := newFakeProxies(true, "a", "b", "d")
+	chosen, err := labels.Parse("kubernetes.io/hostname!=d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.nodes["d"].ill = migration.KubeProxy
+	o := migration.Options{To: migration.Nftproxy, Nodes: chosen, Patience: 2 * time.Second}
+	out, err := f.migrate(t, 0, o)
+	stopped := (*migration.StoppedError)(nil)
+	if !errors.As(err, &stopped) || stopped.Error() != "d: restart: the pod kube-proxy-d is not ready: Pending" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if text := f.state(); strings.Contains(text, `kube-proxy="stopped"`) {
+		t.Errorf("kube-proxy was ended on a node:\n%s", text)
+	}
+	f.nodes["d"].Status.Conditions[0].Status = "Unknown"
+	if out, err := f.migrate(t, 0, o); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// On the way back, kube-proxy serves all nodes before they are said to have it.
+	f = newFakeProxies(true, "a", "b")
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Fatal(err, out)
+	}
+	gated := f.sets[migration.KubeProxy].Spec.Template.DeepCopy()
+	f.onWrite = func(int) {
+		if !cmp.Equal(gated, &f.sets[migration.KubeProxy].Spec.Template) {
+			f.nodes["b"].ill = migration.KubeProxy
+		}
+	}
+	out, err = f.migrate(t, 0, migration.Options{To: migration.KubeProxy, Patience: 2 * time.Second})
+	if err == nil || !strings.Contains(err.Error(), "b: restart: the pod kube-proxy-b is not ready: Pending") ||
+		strings.Contains(out, "they have kube-proxy") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestMigrateUninstalled: where nftproxy's DaemonSet was removed before the way back, the way back has kube-proxy run
+// again, from wherever the way there ended.
+func TestMigrateUninstalled(t *testing.T) {
+	t.Parallel()
+	for _, trial := range []bool{true, false} {
+		for _, kill := range []int{0, 20, 26} {
+			f := newFakeProxies(trial, "a", "b")
+			before := f.sets[migration.KubeProxy].Spec.Template.Spec.DeepCopy()
+			if out, err := f.migrate(t, kill, migration.Options{To: migration.Nftproxy}); err != nil && kill == 0 {
+				t.Fatal(err, out)
+			}
+			delete(f.sets, migration.Nftproxy)
+			for name := range f.pods {
+				if !strings.HasPrefix(name, migration.KubeProxy) {
+					delete(f.pods, name)
+				}
+			}
+			out, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy})
+			if err != nil || !strings.Contains(out, "deploy/cleanup/nftproxy") {
+				t.Errorf("trial %t, killed %d: %v\n%s", trial, kill, err, out)
+			}
+			if diff := cmp.Diff(before, &f.sets[migration.KubeProxy].Spec.Template.Spec); diff != "" {
+				t.Errorf("trial %t, killed %d: kube-proxy's DaemonSet (-before +after): %s", trial, kill, diff)
+			}
+			for _, n := range f.nodes {
+				if !n.rules[migration.KubeProxy].fresh || len(n.Labels) != 2 {
+					t.Errorf("trial %t, killed %d: node %s: %v %v", trial, kill, n.Name, n.rules, n.Labels)
+				}
+			}
+			if _, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy}); err == nil ||
+				!strings.Contains(err.Error(), "there is nothing to go back from") {
+				t.Errorf("trial %t, killed %d, again: %v", trial, kill, err)
+			}
+		}
+	}
+}
+
+// TestMigrateBackNowhere: a node with nftproxy that kube-proxy's DaemonSet is not for is named before anything is
+// changed, and so is one whose pod of nftproxy would be uninstalled.
+func TestMigrateBackNowhere(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a", "b")
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Fatal(err, out)
+	}
+	// Somebody applied it with a narrower selector.
+	theirs := f.sets[migration.KubeProxy].Spec.Template.Spec.NodeSelector
+	theirs["kubernetes.io/hostname"] = "a"
+	first := f.writes
+	out, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy})
+	const want = "b: start kube-proxy: the node has nftproxy, and kube-proxy's DaemonSet is not for it"
+	if err == nil || !strings.HasPrefix(err.Error(), want) || f.writes > first {
+		t.Errorf("%d changes, %v\n%s", f.writes-first, err, out)
+	}
+	// A pod that does not end, on a node that nftproxy's DaemonSet is not for.
+	f = newFakeProxies(false, "a", "b")
+	delete(f.sets[migration.KubeProxy].Spec.Template.Spec.NodeSelector, "kubernetes.io/os")
+	f.nodes["b"].Labels["kubernetes.io/os"] = "other"
+	f.settle()
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Fatal(err, out)
+	}
+	f.onWrite = func(int) {
+		spec := &f.sets[migration.KubeProxy].Spec.Template.Spec
+		if spec.Affinity == nil && f.pods["stuck"] == nil {
+			p := f.pods["kube-proxy-b"].DeepCopy()
+			p.Name, p.Labels["app.kubernetes.io/name"] = "stuck", migration.Nftproxy
+			p.OwnerReferences[0].UID = f.sets[migration.Nftproxy].UID
+			f.pods[p.Name] = p
+		}
+	}
+	out, err = f.migrate(t, 0, migration.Options{To: migration.KubeProxy, Patience: 2 * time.Second})
+	if err == nil || !strings.Contains(err.Error(), "b: finish: nftproxy still has the pod stuck") ||
+		strings.Contains(out, "uninstall") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestMigrateForeign: nodes that kube-proxy is not for, and that have no pod of either proxy, are named and left.
+func TestMigrateForeign(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a")
+	spec := &f.sets[migration.KubeProxy].Spec.Template.Spec
+	spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual"}}}}}}}}
+	f.settle()
+	f.addNode("virtual")
+	f.nodes["virtual"].Labels["type"] = "virtual"
+	f.nodes["virtual"].red = true
+	out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+	if err != nil || !strings.Contains(out, "virtual: has no proxy: is left as it is") ||
+		len(f.nodes["virtual"].Labels) != 3 || f.pods["nftproxy-virtual"] != nil {
+		t.Errorf("%v\n%s%s", err, out, f.state())
+	}
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy}); err != nil {
+		t.Errorf("back: %v\n%s", err, out)
+	}
+	f.check(t, "foreign")
+}
+
+// TestMigrateTainted: a taint that came after nftproxy's pod, and that its DaemonSet does not tolerate, does not end
+// the pod. The way back does not either, before kube-proxy serves.
+func TestMigrateTainted(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a", "b", "c")
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+		t.Fatal(err, out)
+	}
+	f.sets[migration.Nftproxy].Spec.Template.Spec.Tolerations = nil
+	f.settle()
+	f.nodes["c"].Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+	f.settle()
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.KubeProxy}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.check(t, "tainted")
+	if n := strings.Count(f.state(), "map[kube-proxy:{true true} nftproxy:{false false}]"); n != 3 {
+		t.Errorf("%d of 3 nodes have kube-proxy alone:\n%s", n, f.state())
+	}
+}
+
+// TestMigrateNarrow: where nftproxy's DaemonSet is not for each node that kube-proxy's may be for, though for all of
+// today, a new node has kube-proxy.
+func TestMigrateNarrow(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a", "b")
+	f.sets[migration.Nftproxy].Spec.Template.Spec.Tolerations = nil
+	f.settle()
+	narrow := func() {
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+		if err != nil || !strings.Contains(out, "lacks kube-proxy's toleration of the taint") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	narrow()
+	// Once it was wider, kube-proxy has been closed.
+	f.sets[migration.Nftproxy].Spec.Template.Spec.Tolerations = []corev1.Toleration{{Operator: "Exists"}}
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil ||
+		!strings.Contains(f.state(), "non-existing") {
+		t.Errorf("%v\n%s%s", err, out, f.state())
+	}
+	f.sets[migration.Nftproxy].Spec.Template.Spec.Tolerations = nil
+	f.settle()
+	narrow()
+	f.addNode("late")
+	f.nodes["late"].Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+	f.settle()
+	if !f.nodes["late"].rules[migration.KubeProxy].fresh || f.nodes["a"].rules[migration.KubeProxy].there {
+		t.Errorf("%s", f.state())
+	}
+	f.check(t, "narrow")
+}
+
+// TestMigrateJoins: a node joins after the last look before a change of a DaemonSet, and may have both proxies by then.
+// It ends with the right one, and without rules of the other.
+func TestMigrateJoins(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{migration.Nftproxy, migration.KubeProxy} {
+		for _, settled := range []bool{true, false} {
+			for at := 1; ; at++ {
+				name := fmt.Sprintf("to %s, a node joins at change %d, settled %t", to, at, settled)
+				f := newFakeProxies(false, "a", "b")
+				if to == migration.KubeProxy {
+					if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+						t.Fatal(name, err, out)
+					}
+				}
+				f.changes = 0
+				f.onChange = func(n int) {
+					if n != at {
+						return
+					}
+					f.addNode("new")
+					if settled {
+						f.settle()
+					}
+				}
+				out, err := f.migrate(t, 0, migration.Options{To: to})
+				if err != nil {
+					t.Errorf("%s: %v\n%s", name, err, out)
+				}
+				if f.changes < at {
+					break
+				}
+				f.check(t, name)
+				want := "map[kube-proxy:{false false} nftproxy:{true true}]"
+				if to == migration.KubeProxy {
+					want = "map[kube-proxy:{true true} nftproxy:{false false}]"
+				}
+				if text := f.state(); strings.Count(text, want) != 3 {
+					t.Errorf("%s:\n%s\n%s", name, text, out)
+				}
+			}
+		}
+	}
+}
+
+// TestMigrateSomeBack: after some nodes have gone back, the last line says what the DaemonSet of nftproxy has until the
+// others have, or until these have nftproxy again.
+func TestMigrateSomeBack(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(false, "a", "b")
+	chosen, err := labels.Parse("kubernetes.io/hostname=b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range []migration.Options{{To: migration.Nftproxy}, {To: migration.KubeProxy, Nodes: chosen},
+		{To: migration.Nftproxy}} {
+		out, err := f.migrate(t, 0, o)
+		if err != nil {
+			t.Fatal(err, out)
+		}
+		kept := f.sets[migration.Nftproxy].Spec.UpdateStrategy.Type == "OnDelete"
+		said := strings.Contains(out, "the DaemonSet nftproxy has the update strategy OnDelete")
+		if kept != said || kept != (i == 1) {
+			t.Errorf("run %d: OnDelete %t, said %t\n%s", i, kept, said, out)
+		}
+	}
+	f.check(t, "some back")
+}
+
+// TestMigrateLosesLabel: where nftproxy is on trial, a node that loses one of its labels has kube-proxy again.
+func TestMigrateLosesLabel(t *testing.T) {
+	t.Parallel()
+	for _, label := range []string{"nftproxy.io/trial", "nftproxy.io/kube-proxy"} {
+		f := newFakeProxies(true, "a", "b")
+		if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil {
+			t.Fatal(err, out)
+		}
+		delete(f.nodes["b"].Labels, label)
+		f.settle()
+		if !f.nodes["b"].rules[migration.KubeProxy].fresh || f.nodes["a"].rules[migration.KubeProxy].there {
+			t.Errorf("without %s:\n%s", label, f.state())
+		}
+		for _, to := range []string{migration.Nftproxy, migration.KubeProxy} {
+			if out, err := f.migrate(t, 0, migration.Options{To: to}); err != nil {
+				t.Errorf("without %s, to %s: %v\n%s", label, to, err, out)
+			}
+		}
+	}
+}
