@@ -174,9 +174,10 @@ cluster: realcluster ## bring up a real Kubernetes cluster with nftproxy on this
 	bin/realcluster trouble
 	$(if $(E2E),bin/realcluster e2e)
 
-cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/migrate.md on a real cluster, under load, in two modes of kube-proxy
+cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/migrate.md, and by kubectl nftproxy migrate, on a real cluster, under load, in two modes of kube-proxy
 	for mode in nftables iptables; do \
-		bin/realcluster up --proxy=kube-proxy --kube-proxy-mode=$$mode && bin/realcluster migrate && bin/realcluster down || exit 1; \
+		bin/realcluster up --proxy=kube-proxy --kube-proxy-mode=$$mode && bin/realcluster migrate && \
+		bin/realcluster migrate --by=plugin && bin/realcluster down || exit 1; \
 	done
 
 realcluster:

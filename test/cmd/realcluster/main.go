@@ -96,11 +96,7 @@ func newCommand() *cobra.Command {
 			Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/trouble", os.Stdout) },
 		},
-		&cobra.Command{
-			Use: "migrate", Short: "Go from kube-proxy to nftproxy and back, on a cluster of up --proxy kube-proxy, by the " +
-				"steps of docs/migrate.md", Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/migrate", os.Stdout) },
-		},
+		newMigrateCommand(dir),
 		&cobra.Command{
 			Use: "down", Short: "End the cluster and remove all that it left", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), *dir) },
@@ -154,6 +150,27 @@ func (o *upOptions) flags() []string {
 		flags = append(flags, "--controller-flag="+f)
 	}
 	return flags
+}
+
+// newMigrateCommand makes the command migrate.
+func newMigrateCommand(dir *string) *cobra.Command {
+	var by string
+	cmd := &cobra.Command{
+		Use: "migrate", Short: "Go from kube-proxy to nftproxy and back under load, on a cluster of up --proxy kube-proxy",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch by {
+			case "page":
+				return ask(cmd.Context(), *dir, "/migrate", os.Stdout)
+			case "plugin":
+				return ask(cmd.Context(), *dir, "/migrate-by-plugin", os.Stdout)
+			}
+			return fmt.Errorf("--by %q: want page or plugin", by)
+		},
+	}
+	cmd.Flags().StringVar(&by, "by", "page", "`page`: by the steps of docs/migrate.md; plugin: by kubectl nftproxy "+
+		"migrate, which is killed in each step")
+	return cmd
 }
 
 // newOutageCommand makes the command outage.

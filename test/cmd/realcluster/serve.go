@@ -93,6 +93,9 @@ func handler(c *cluster.Cluster, stop func()) http.Handler {
 		"/smoke":   func(ctx context.Context, _ query, out io.Writer) error { return workload.Smoke(ctx, c, out) },
 		"/trouble": func(ctx context.Context, _ query, out io.Writer) error { return workload.Trouble(ctx, c, out) },
 		"/migrate": func(ctx context.Context, _ query, out io.Writer) error { return workload.Migrate(ctx, c, out) },
+		"/migrate-by-plugin": func(ctx context.Context, _ query, out io.Writer) error {
+			return workload.MigrateByPlugin(ctx, c, out)
+		},
 		"/node-loss": func(ctx context.Context, q query, out io.Writer) error {
 			o, err := nodeLossOptions(q)
 			if err != nil {

@@ -250,6 +250,13 @@ func (l *Load) Seen() (requests, failed int) {
 	return l.ok + len(l.failures), len(l.failures)
 }
 
+// Slow says how many requests took longer than a second until now.
+func (l *Load) Slow() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.slow
+}
+
 // Failures are the requests that failed until now, in the order of their ends.
 func (l *Load) Failures() []Failure {
 	l.mu.Lock()

@@ -10,7 +10,6 @@ import (
 
 // startKubeProxy: the page's command waits until kube-proxy has its rules.
 func startKubeProxy(ctx context.Context, t *migration, s *section) (string, error) {
-	// The second command of the step is for the overlay migration.
 	if _, err := t.shell(ctx, s.do[0]); err != nil {
 		return "", err
 	}

@@ -129,7 +129,6 @@ func (t *migration) awaitHealthServer(ctx context.Context, who string) error {
 
 // stopKubeProxy: no pod of kube-proxy is left, and nftproxy takes its ports.
 func stopKubeProxy(ctx context.Context, t *migration, s *section) (string, error) {
-	// The second command of the step is for the overlay migration.
 	if _, err := t.shell(ctx, s.do[0]); err != nil {
 		return "", err
 	}
