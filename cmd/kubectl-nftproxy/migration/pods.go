@@ -86,6 +86,20 @@ func (c command) onHost() command {
 	return c
 }
 
+// makePod makes the pod of a command. Once it is asked for, the end of ctx does not cut the request off: the API server
+// might make the pod after it has been removed.
+func (m *migration) makePod(ctx context.Context, name string, c command) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalTime)
+	defer cancel()
+	_, err := m.of.Client.CoreV1().Pods(m.of.Namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{podLabelKey: podLabelValue}}, Spec: c.spec,
+	}, metav1.CreateOptions{FieldManager: fieldManager})
+	return err
+}
+
 // runOn runs a command on a node, and returns what it printed and its exit status. Its pod is removed.
 func (m *migration) runOn(ctx context.Context, n *node, c command) (out string, exit int, err error) {
 	pods := m.of.Client.CoreV1().Pods(m.of.Namespace)
@@ -99,10 +113,7 @@ func (m *migration) runOn(ctx context.Context, n *node, c command) (out string, 
 			err = errors.Join(err, fmt.Errorf("remove the pod %s: %w", name, removal))
 		}
 	}()
-	_, err = pods.Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{podLabelKey: podLabelValue}}, Spec: c.spec,
-	}, metav1.CreateOptions{FieldManager: fieldManager})
-	if err != nil {
+	if err := m.makePod(ctx, name, c); err != nil {
 		return "", 0, fmt.Errorf("make a pod for nftproxy %s: %w", c.spec.Containers[0].Args[0], err)
 	}
 	var ended *corev1.ContainerStateTerminated
