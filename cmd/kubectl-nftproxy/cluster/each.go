@@ -24,14 +24,22 @@ func DefaultRound(progress io.Writer) Round {
 	return Round{AtOnce: 32, Patience: 15 * time.Second, Progress: progress}
 }
 
+// NewBar shows how many of some things are done, on a terminal or with nil nowhere.
+func NewBar(terminal io.Writer, things int, what string) *progressbar.ProgressBar {
+	if terminal == nil {
+		return progressbar.DefaultSilent(int64(things))
+	}
+	return progressbar.NewOptions(things, progressbar.OptionSetWriter(terminal), progressbar.OptionSetDescription(what),
+		progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30),
+		progressbar.OptionThrottle(time.Second/10))
+}
+
 // Each calls a function for each node and returns the results in the order of the nodes. A node's context ends after
 // the patience. If ctx ends before, the error is its cause.
 func Each[R any](ctx context.Context, nodes []Node, r Round, ask func(context.Context, *Node) R) ([]R, error) {
 	bar := progressbar.DefaultSilent(int64(len(nodes)))
-	if r.Progress != nil && len(nodes) > 1 {
-		bar = progressbar.NewOptions(len(nodes), progressbar.OptionSetWriter(r.Progress),
-			progressbar.OptionSetDescription("asking the nodes"), progressbar.OptionShowCount(),
-			progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(time.Second/10))
+	if len(nodes) > 1 {
+		bar = NewBar(r.Progress, len(nodes), "asking the nodes")
 	}
 	results := make([]R, len(nodes))
 	var group errgroup.Group

@@ -15,10 +15,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"nftproxy/cmd/kubectl-nftproxy/cluster"
 )
 
 // Options say what to try and with what.
@@ -177,12 +178,7 @@ func (t *trial) ready(ctx context.Context) error {
 
 // all carries out checks, some at a time. The results are in the order of the checks.
 func (t *trial) all(ctx context.Context, checks []*check) ([]Result, error) {
-	bar := progressbar.DefaultSilent(int64(len(checks)))
-	if t.Progress != nil {
-		bar = progressbar.NewOptions(len(checks), progressbar.OptionSetWriter(t.Progress),
-			progressbar.OptionSetDescription("connecting"), progressbar.OptionShowCount(),
-			progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(time.Second/10))
-	}
+	bar := cluster.NewBar(t.Progress, len(checks), "connecting")
 	results := make([]Result, len(checks))
 	began := time.Now()
 	var group errgroup.Group
