@@ -1,7 +1,6 @@
 package nftproxy_test
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -129,25 +128,21 @@ func dependencies(packages []linked) string {
 			}
 		}
 	}
-	var b strings.Builder
-	direct := 0
-	for _, m := range modules {
-		if len(m.users) > 0 {
-			direct++
-		}
-	}
-	fmt.Fprintf(&b, "<!-- Written by: go test . -run TestDependencies -update -->\n\n# Dependencies\n\n"+
-		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself; the "+
-		"others come with these.\n"+
-		"[CONTRIBUTING.md](../../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
-		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n", len(modules), direct)
-	names := slices.SortedFunc(maps.Keys(modules), func(a, b string) int {
-		return cmp.Or(cmp.Compare(min(1, len(modules[b].users)), min(1, len(modules[a].users))), cmp.Compare(a, b))
-	})
-	for _, name := range names {
+	var table strings.Builder
+	direct, others := 0, []string{}
+	for _, name := range slices.Sorted(maps.Keys(modules)) {
 		m := modules[name]
+		if len(m.users) == 0 {
+			others = append(others, name+" "+m.version)
+			continue
+		}
+		direct++
 		users := strings.Join(slices.Sorted(maps.Keys(m.users)), ", ")
-		fmt.Fprintf(&b, "| %s | %s | %d | %s |\n", name, m.version, m.packages, cmp.Or(users, "other modules"))
+		fmt.Fprintf(&table, "| %s | %s | %d | %s |\n", name, m.version, m.packages, users)
 	}
-	return b.String()
+	return fmt.Sprintf("<!-- Written by: go test . -run TestDependencies -update -->\n\n# Dependencies\n\n"+
+		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself. "+
+		"[CONTRIBUTING.md](../../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
+		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n%s\n"+
+		"The others come with these:\n\n%s.\n", len(modules), direct, table.String(), strings.Join(others, ",\n"))
 }
