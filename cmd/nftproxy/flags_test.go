@@ -61,17 +61,14 @@ func optionsPage(t *testing.T) string {
 	fmt.Fprint(b, `# Options
 
 This page lists the flags of `+"`nftproxy run`"+` and the fields of kube-proxy's configuration file.
-[install.md](install.md#changing-the-configuration) says how to set them.
 
 `+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Its own flags begin with `+"`--nftproxy-`"+`.
 With `+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only
 `+"`--hostname-override`, `--master`, `--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log
 then have an effect. The log names flags and fields that are set and have none.
 
-nftproxy reads the file again when it changes, also when a ConfigMap is swapped. An asterisk marks
-fields whose changes take effect without a restart. The log and the Node's event `+"`ConfigRestartRequired`"+`
-name changes of other fields. If the changed file is invalid, all settings stay, and the log,
-the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
+nftproxy reads the file again [when it changes](install.md#changing-the-configuration). An asterisk marks
+fields whose changes take effect without a restart.
 `)
 	live := daemon.LiveFlags()
 	var idle byReason

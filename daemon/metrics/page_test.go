@@ -275,10 +275,9 @@ const introduction = `<!-- Written by: go test ./daemon/metrics -run TestPage -u
 # Metrics
 
 nftproxy serves metrics at ` + "`/metrics`" + ` and ` + "`/metrics/slis`" + ` of ` + "`--metrics-bind-address`" + `,
-by default ` + "`127.0.0.1:10249`" + `. As with kube-proxy there is no authorization, and no TLS by default
-([install.md](install.md#tls-for-metrics-and-health)).
+by default ` + "`127.0.0.1:10249`" + `, without authorization. [TLS](install.md#tls-for-metrics-and-health) is optional.
 A Prometheus in a pod cannot reach a loopback address: run it on the node's network, or bind the server to an address of
-the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict the access by a network policy or the node's firewall,
+the node, such as ` + "`0.0.0.0:10249`" + `, and restrict the access by a network policy or the node's firewall,
 since the pages also show the settings of the process.
 
 [deploy/grafana/nftproxy.json](../deploy/grafana/nftproxy.json) is a dashboard, and
