@@ -141,7 +141,7 @@ func dependencies(packages []linked) string {
 		fmt.Fprintf(&table, "| %s | %s | %d | %s |\n", name, m.version, m.packages, users)
 	}
 	return fmt.Sprintf("<!-- Written by: go test . -run TestDependencies -update -->\n\n# Dependencies\n\n"+
-		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself. "+
+		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself.\n"+
 		"[CONTRIBUTING.md](../../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
 		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n%s\n"+
 		"The others come with these:\n\n%s.\n", len(modules), direct, table.String(), strings.Join(others, ",\n"))
