@@ -2,6 +2,7 @@ package share
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -57,8 +58,9 @@ func LeastConnectionsSize(weights []uint32, limit int) int {
 // LeastConnections returns how many of the size slots each endpoint has in the next step: at most most slots move.
 // Nobody gets less than a quarter of its part by weight (one slot at least), or more than twice that part. A row of
 // another size, new endpoints and other weights are brought within these bounds first, with as many changes as that
-// takes. size is at least the number of endpoints. The order of the endpoints decides only between equal ones, and which
-// of equal weight has the slots that rounding leaves. Nodes should give different orders: else all prefer the same.
+// takes. size is at least the number of endpoints. The order of the endpoints decides only between equal ones, and
+// which of equal weight has the slots that rounding leaves. Nodes should give different orders: else all prefer the
+// same.
 //
 // The cost grows with the number of endpoints, times the moves.
 func LeastConnections(loads []Load, size, most int) []int {
@@ -142,10 +144,10 @@ func (r *leastRow) compare(i, j int) int {
 
 // giver is the endpoint of the greatest pressure that has more than its floor, or -1.
 func (r *leastRow) giver() int {
-	best := -1
+	best, greatest := -1, 0.0
 	for i, n := range r.slots {
-		if n > r.floor(i) && (best < 0 || r.compare(i, best) > 0) {
-			best = i
+		if p := float64(n) * r.relative[i]; p >= greatest && n > r.floor(i) && (best < 0 || r.compare(i, best) > 0) {
+			best, greatest = i, p
 		}
 	}
 	return best
@@ -153,10 +155,10 @@ func (r *leastRow) giver() int {
 
 // taker is the endpoint of the least pressure that has less than its cap, or -1.
 func (r *leastRow) taker() int {
-	best := -1
+	best, least := -1, math.Inf(1)
 	for i, n := range r.slots {
-		if n < r.cap(i) && (best < 0 || r.compare(i, best) < 0) {
-			best = i
+		if p := float64(n) * r.relative[i]; p <= least && n < r.cap(i) && (best < 0 || r.compare(i, best) < 0) {
+			best, least = i, p
 		}
 	}
 	return best
