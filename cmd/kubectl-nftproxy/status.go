@@ -61,7 +61,8 @@ func (p *plugin) newStatusCommand() *cobra.Command {
                annotations, more than a limit
 
 -o wide adds POD, ENDPOINTS, ELEMENTS, STARTED and CONFIG, which is equal for nodes with
-the same flags. Below the table are the faults of nodes, and what differs between them.
+the same flags. Below the table are the faults of nodes, the problems of Services, and
+what differs between nodes.
 
 The exit status is 0 if all nodes are well and 1 if not. What is wrong with objects and
 endpoints is shown and does not count. --wait waits until all nodes are well and the
@@ -274,6 +275,7 @@ func (c *statusCommand) report(r *round) error {
 	}
 	if !c.forPrograms() {
 		writeFaults(c.Out, r.rows)
+		writeProblems(c.Out, r.rows)
 		writeDifferences(c.Out, r.rows)
 		if r.rollout != "" {
 			fmt.Fprintf(c.Out, "\nDaemonSet: %s\n", printable.Text(r.rollout))
@@ -390,24 +392,52 @@ func latency(s *nodestatus.Status) string {
 	return d.Round(time.Second / 10).String()
 }
 
-// writeFaults lists why nodes are not right, the nodes with the same fault in one line.
+// writeFaults lists why nodes are not right.
 func writeFaults(w io.Writer, rows []nodeRow) {
+	writeGrouped(w, "Faults", rows, func(r *nodeRow) []string { return r.Faults })
+}
+
+// maxProblems bounds the lines about Services.
+const maxProblems = 10
+
+// writeProblems lists the Services that somebody has to look after.
+func writeProblems(w io.Writer, rows []nodeRow) {
+	writeGrouped(w, "Problems of Services", rows, func(r *nodeRow) (list []string) {
+		if r.Status == nil {
+			return nil
+		}
+		for _, s := range r.Status.Troubled[:min(len(r.Status.Troubled), maxProblems)] {
+			why := s.Problems
+			if len(why) == 0 {
+				why = s.States
+			}
+			list = append(list, fmt.Sprintf("%s/%s: %s", s.Namespace, s.Name, strings.Join(why, "; ")))
+		}
+		if more := r.Status.TroubledCount - len(list); more > 0 {
+			list = append(list, fmt.Sprintf("%d more: nftproxy get services on the node lists them", more))
+		}
+		return list
+	})
+}
+
+// writeGrouped lists what is wrong, the nodes of which it is true in front of it.
+func writeGrouped(w io.Writer, title string, rows []nodeRow, of func(*nodeRow) []string) {
 	nodes := map[string][]string{}
 	var order []string
-	for _, r := range rows {
-		for _, f := range r.Faults {
-			if nodes[f] == nil {
-				order = append(order, f)
+	for i := range rows {
+		for _, line := range of(&rows[i]) {
+			if nodes[line] == nil {
+				order = append(order, line)
 			}
-			nodes[f] = append(nodes[f], r.Node)
+			nodes[line] = append(nodes[line], rows[i].Node)
 		}
 	}
 	if len(order) == 0 {
 		return
 	}
-	fmt.Fprintln(w, "\nFaults:")
-	for _, f := range order {
-		fmt.Fprintf(w, "  %s: %s\n", fewNodes(nodes[f]), printable.Text(f))
+	fmt.Fprintf(w, "\n%s:\n", title)
+	for _, line := range order {
+		fmt.Fprintf(w, "  %s: %s\n", fewNodes(nodes[line]), printable.Text(line))
 	}
 }
 

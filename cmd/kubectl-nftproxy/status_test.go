@@ -71,8 +71,12 @@ func TestStatus(t *testing.T) {
 		}, []string{"the kernel refused 2 Services or common parts of the rules"}, "", 1},
 		"what objects have is no fault": {func(_ *fakeCluster, s *nodestatus.Status) bool {
 			s.TroubledCount, s.LeftOutCount = 3, 1
+			s.Troubled = []nodestatus.Service{{Namespace: "shop", Name: "cart", States: []string{"conflict"},
+				Problems: []string{"external IP 198.51.100.7 is Service trouble/first's, which is older"}},
+				{Namespace: "shop", Name: "web", States: []string{"too-large"}, Problems: []string{}}}
 			return true
-		}, []string{"12         0             1          3"}, "Faults", 0},
+		}, []string{"12         0             1          3", "Problems of Services:\n  node-1, node-2, node-3: shop/cart: external IP",
+			": shop/web: too-large\n", ": 1 more: "}, "Faults", 0},
 		"different versions and flags": {func(_ *fakeCluster, s *nodestatus.Status) bool {
 			if s.Node == "node-2" {
 				s.Version, s.Configuration, s.Services = "v1.1.0", "bbbbbbbbbbbb", 11

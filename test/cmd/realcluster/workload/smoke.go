@@ -27,6 +27,8 @@ func tests(policies bool) []test {
 		{"cluster IPs of both families", clusterIPs},
 		{"node ports of each node from outside", nodePorts},
 		{"kubectl nftproxy", askCluster},
+		{"kubectl nftproxy trace and top", askStreams},
+		{"kubectl nftproxy of a conflict", askConflict},
 		{"kubectl nftproxy status of a node that is ill", askIll},
 		{"externalTrafficPolicy Local", localPolicy},
 		{"externalTrafficPolicy Local for pods", localPolicyForPods},

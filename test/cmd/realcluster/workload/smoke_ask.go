@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,6 +103,75 @@ func askCluster(ctx context.Context, f *fixture) (string, error) {
 	return fmt.Sprintf("%d nodes, and one of them without a network", len(nodes)), errors.Join(err, repair())
 }
 
+// askStreams: kubectl nftproxy trace shows the rules that a pod's connection meets on its node, and top the connections
+// of the Service there, while the pod makes them.
+func askStreams(ctx context.Context, f *fixture) (string, error) {
+	pods, err := f.Pods(ctx, "app=client")
+	if err != nil {
+		return "", err
+	}
+	client := pods[0]
+	address, err := netip.ParseAddr(client.Status.PodIP)
+	if err != nil {
+		return "", err
+	}
+	from := " --from pod/" + client.Name + " -n " + Namespace
+	for _, c := range []struct {
+		args  string
+		wants []string
+	}{
+		{"trace svc/web:80" + from + " -- --packets 2", []string{"nftproxy", "dnat"}},
+		{"top" + from, []string{Namespace + "/web"}},
+	} {
+		shown := make(chan error, 1)
+		go func() {
+			_, err := f.plugin(ctx, 0, c.wants, strings.Fields(c.args)...)
+			shown <- err
+		}()
+		// Connections go on until the command has ended: when it begins to listen cannot be seen from here.
+		for done := false; !done; {
+			select {
+			case err = <-shown:
+				done = true
+			default:
+				// Whether it is answered in time does not matter here.
+				_, _ = f.Ask(ctx, address, "http", f.ClusterIPs[0].String(), 80, 1)
+			}
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return "trace and top on " + client.Spec.NodeName, nil
+}
+
+// askConflict: the cluster's status, and why of the Service, name a Service that has lost its external IP to an older one.
+func askConflict(ctx context.Context, f *fixture) (seen string, err error) {
+	end, err := otherService(ctx, &ailing{Cluster: f.Cluster})
+	if end != nil {
+		defer func() { err = errors.Join(err, end(context.WithoutCancel(ctx))) }()
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := f.patchWeb(ctx, `{"spec":{"externalIPs":["198.51.100.77"]}}`); err != nil {
+		return "", err
+	}
+	defer func() {
+		err = errors.Join(err, f.patchWeb(context.WithoutCancel(ctx), `{"spec":{"externalIPs":null}}`))
+	}()
+	err = again(ctx, func() error {
+		_, err := f.plugin(ctx, 0, []string{Namespace + "/web: ", "trouble/first"}, "status")
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	_, err = f.plugin(ctx, 0, []string{"trouble/first"}, "explain", "svc/web:80", "-n", Namespace, "--from",
+		"node/"+f.Nodes()[0])
+	return "the older Service is named", err
+}
+
 // askIll: kubectl nftproxy status names the node, and what is wrong with it, and is content again afterwards: a proxy
 // that hangs, one that the API server does not answer, and a table that another nftproxy has left.
 func askIll(ctx context.Context, f *fixture) (string, error) {
@@ -156,11 +226,14 @@ wait $second || true`
 
 // annotateWeb sets a mistaken value of an option of the Service web, or removes it by null.
 func (f *fixture) annotateWeb(ctx context.Context, value string) error {
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{"nftproxy.io/balance":%s}}}`, value)
+	return f.patchWeb(ctx, fmt.Sprintf(`{"metadata":{"annotations":{"nftproxy.io/balance":%s}}}`, value))
+}
+
+func (f *fixture) patchWeb(ctx context.Context, patch string) error {
 	_, err := f.Client.CoreV1().Services(Namespace).Patch(ctx, "web", types.MergePatchType, []byte(patch),
 		metav1.PatchOptions{})
 	if err != nil {
-		return fmt.Errorf("annotate Service web: %w", err)
+		return fmt.Errorf("change Service web: %w", err)
 	}
 	return nil
 }
