@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/cloudflare/ipvs v0.12.0
+	github.com/florianl/go-nflog/v2 v2.2.0
 	github.com/google/go-cmp v0.7.0
 	github.com/google/nftables v0.3.1-0.20251119083706-1db35da82052
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674
