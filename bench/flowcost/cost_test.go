@@ -12,7 +12,9 @@ import (
 
 // way is a way to learn of connections.
 type way struct {
-	name, listener, rule string
+	name, listener string
+	// before, after and chain are rules; see load.
+	before, after, chain string
 	// events is net.netfilter.nf_conntrack_events; "" stands for the kernel's default.
 	events string
 }
@@ -25,26 +27,35 @@ const (
 )
 
 func ways() []way {
-	list := []way{{name: "nothing"}}
+	list := []way{{name: "nothing"}, {name: "nothing, nf_conntrack_events=1", events: "1"}}
 	for _, n := range []int{1, 16, 256} {
-		sample := fmt.Sprintf("ct status dnat numgen random mod %d == 0 ", n)
+		share, sample := fmt.Sprintf(" 1/%d", n), fmt.Sprintf("numgen random mod %d == 0 ", n)
 		list = append(list,
-			way{name: fmt.Sprintf("log 1/%d", n), listener: "log", rule: sample + logRule},
-			way{name: fmt.Sprintf("log with attribute 1/%d", n), listener: "log ct", rule: sample + logRule},
-			way{name: fmt.Sprintf("events destroy 1/%d", n), listener: fmt.Sprint("events ", n, " ", destroyed)},
-			way{name: fmt.Sprintf("events new, destroy 1/%d", n), listener: fmt.Sprint("events ", n, " ", newDestroy)},
-			way{name: fmt.Sprintf("events all 1/%d", n), listener: fmt.Sprint("events ", n, " ", allGroups)},
-			way{name: fmt.Sprintf("ct event set 1/%d", n), listener: "events 0 " + allGroups, events: "0",
-				rule: sample + "ct event set new,reply,destroy"},
+			way{name: "log of the start" + share, listener: "log", before: sample + logged},
+			way{name: "log of the start with attribute" + share, listener: "log ct", after: sample + logged},
+			way{name: "log of start and answer" + share, listener: "log", before: sample + "ct label set 5 " + logged,
+				chain: answers},
+			way{name: "events destroy" + share, listener: fmt.Sprint("events ", n, " ", destroyed)},
+			way{name: "events new, destroy" + share, listener: fmt.Sprint("events ", n, " ", newDestroy)},
+			way{name: "events new, update, destroy" + share, listener: fmt.Sprint("events ", n, " ", allGroups)},
+			way{name: "ct event set" + share, listener: "events 0 " + allGroups, events: "0",
+				after: "ct status dnat " + sample + "ct event set new,reply,destroy"},
 		)
 	}
 	return append(list,
-		way{name: "log, library 1/1", listener: "log-library", rule: "ct status dnat " + logRule},
+		way{name: "log of the start, library 1/1", listener: "log-library", before: logged},
+		way{name: "log of the start, library 1/16", listener: "log-library", before: "numgen random mod 16 == 0 " + logged},
 		way{name: "events new, destroy, library 1/1", listener: "events-library 0 " + newDestroy},
-		way{name: "dump 1 s", listener: "dump"})
+		way{name: "dump each second", listener: "dump"})
 }
 
-const logRule = "log group 7 snaplen 64"
+const (
+	logged = "log group 7 snaplen 64"
+	// answers logs the first packet of the answer of a sampled connection, where it has the addresses of the first
+	// packet, the other way round. Each packet of the node meets the first comparison.
+	answers = "chain answers {\ntype filter hook postrouting priority 110\n" +
+		"ct label 5 ct direction reply ct reply packets 1 " + logged + "\n}"
+)
 
 // figures are microseconds of CPU time for each connection.
 type figures struct {
@@ -55,11 +66,14 @@ type figures struct {
 // TestCost logs what each way costs for each connection. The ways take turns. The kernel's cost is that of the
 // generator's thread, less that of another node with nothing, burst by burst.
 func TestCost(t *testing.T) {
-	rounds, rates := 7, []int{10_000, 1000, 100}
+	rounds, rates := 3, []int{10_000, 1000, 100}
 	if testing.Short() {
 		rounds, rates = 1, []int{10_000}
 	}
 	w := world{newSite(t), newSite(t), ""}
+	// Whether somebody listens is one question for all namespaces (netlink_has_listeners): the node with nothing would
+	// make messages for the listener of the other.
+	w.base.sysctl("nf_conntrack_events", "0")
 	var err error
 	w.events, err = w.subject.node.ReadSysctl("net.netfilter.nf_conntrack_events")
 	testnet.Require(t, err)
@@ -86,7 +100,7 @@ func TestCost(t *testing.T) {
 			}
 		}
 	}
-	w.subject.load("")
+	w.subject.load("", "", "")
 	w.subject.open(w.subject.connections)
 	l := w.subject.listen("get")
 	r := l.report()
@@ -114,8 +128,8 @@ func (w *world) turn(way way, rate int, f *figures) {
 	for _, s := range []*site{w.base, w.subject} {
 		testnet.Require(s, s.node.FlushConntrack())
 		if s == w.base {
-			s.load("")
-		} else if s.load(way.rule); way.listener != "" {
+			s.load("", "", "")
+		} else if s.load(way.before, way.after, way.chain); way.listener != "" {
 			l = s.listen(way.listener)
 			defer l.stop()
 		}
@@ -136,7 +150,7 @@ func (w *world) turn(way way, rate int, f *figures) {
 	f.process = append(f.process, float64(after.CPU-before.CPU)/1e3/float64(n))
 	f.seen = append(f.seen, float64(after.New-before.New)/float64(n))
 	f.last = report{after.CPU - before.CPU, after.New - before.New, after.Update - before.Update,
-		after.Destroy - before.Destroy, after.Bytes - before.Bytes, after.Lost}
+		after.Destroy - before.Destroy, after.Bytes - before.Bytes, after.Lost, after.Attributes}
 }
 
 // trimmed is the mean without a tenth at each end, and its standard error.

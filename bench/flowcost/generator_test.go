@@ -2,6 +2,7 @@ package flowcost
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"runtime"
@@ -79,13 +80,27 @@ func (s *site) sysctl(name, value string) {
 	testnet.Require(s, s.node.Sysctl("net.netfilter."+name, value))
 }
 
-// load loads the Service, and rules that come after the translation.
-func (s *site) load(after string) {
+// load loads the Service, a rule for its first packets before and one after the translation, and a chain.
+func (s *site) load(before, after, chain string) {
 	s.Helper()
-	_, err := s.nft.Run(s.node, "table ip t\ndelete table ip t\ntable ip t {\n"+
-		"chain prerouting {\ntype nat hook prerouting priority -100\n"+
-		"ip daddr "+serviceAddr.String()+" tcp dport 80 dnat to "+serverAddr.String()+":8080\n}\n"+
-		"chain postrouting {\ntype nat hook postrouting priority -190\n"+after+"\n}\n}", "-f", "-")
+	to := "ip daddr " + serviceAddr.String() + " tcp dport 80 "
+	if before != "" {
+		before = to + before
+	}
+	_, err := s.nft.Run(s.node, fmt.Sprintf(`table ip t
+delete table ip t
+table ip t {
+	chain prerouting {
+		type nat hook prerouting priority -100
+		%s
+		%s dnat to %s:8080
+	}
+	chain postrouting {
+		type nat hook postrouting priority -190
+		%s
+	}
+	%s
+}`, before, to, serverAddr, after, chain), "-f", "-")
 	testnet.Require(s, err)
 }
 

@@ -50,10 +50,15 @@ func TestMain(m *testing.M) {
 type report struct {
 	CPU                               time.Duration
 	New, Update, Destroy, Bytes, Lost int64
+	// Attributes has a bit for each attribute of an event: new, update and destroy.
+	Attributes [3]uint64
 }
 
 // counts are those of the process.
-var counts struct{ new, update, destroy, bytes, lost atomic.Int64 }
+var counts struct {
+	new, update, destroy, bytes, lost atomic.Int64
+	attributes                        [3]atomic.Uint64
+}
 
 // listen listens in a way such as "events 16 1,3", and reports for each line of its standard input.
 func listen(spec string) error {
@@ -69,7 +74,8 @@ func listen(spec string) error {
 		lines := bufio.NewScanner(os.Stdin)
 		for lines.Scan() {
 			failed <- json.NewEncoder(os.Stdout).Encode(report{processTime(),
-				counts.new.Load(), counts.update.Load(), counts.destroy.Load(), counts.bytes.Load(), counts.lost.Load()})
+				counts.new.Load(), counts.update.Load(), counts.destroy.Load(), counts.bytes.Load(), counts.lost.Load(),
+				[3]uint64{counts.attributes[0].Load(), counts.attributes[1].Load(), counts.attributes[2].Load()}})
 		}
 		failed <- io.EOF
 	}()
@@ -194,10 +200,17 @@ func events(args []string) error {
 	}
 	open := map[uint32]record{}
 	_, err := netlinkSocket(groupsOf(args[1]), filter, func(m nfnetlink.Message) {
+		kindOfEvent := 1
+		if m.Kind&0xff == 2 {
+			kindOfEvent = 2
+		} else if m.Flags&unix.NLM_F_CREATE != 0 {
+			kindOfEvent = 0
+		}
 		var id uint32
 		var r record
 		var bytes uint64
 		for kind, value := range m.Attributes().All() {
+			counts.attributes[kindOfEvent].Or(1 << (kind &^ unix.NLA_F_NESTED))
 			switch kind &^ unix.NLA_F_NESTED {
 			case ctaTupleOrig:
 				r.original, r.protocol = tuple(value)
@@ -251,6 +264,7 @@ func port(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
+// eventsLibrary is events with github.com/ti-mo/conntrack, which can have no filter.
 func eventsLibrary(args []string) error {
 	c, err := timo.Dial(nil)
 	if err != nil {
@@ -303,24 +317,31 @@ func logs(args []string) error {
 		if m.Kind>>8 != unix.NFNL_SUBSYS_ULOG || m.Kind&0xff != 0 {
 			return
 		}
-		var r record
+		var way conntrack.Tuple
+		r := record{started: time.Now()}
 		for kind, value := range m.Attributes().All() {
 			switch kind &^ unix.NLA_F_NESTED {
 			case 9: // NFULA_PAYLOAD
 				if len(value) >= 24 {
 					src, _ := netip.AddrFromSlice(value[12:16])
 					dst, _ := netip.AddrFromSlice(value[16:20])
-					r.reply = conntrack.Tuple{Src: netip.AddrPortFrom(dst, port(value[22:])),
-						Dst: netip.AddrPortFrom(src, port(value[20:]))}
-					r.original, r.protocol = r.reply, value[9]
+					way = conntrack.Tuple{Src: netip.AddrPortFrom(src, port(value[20:])),
+						Dst: netip.AddrPortFrom(dst, port(value[22:]))}
+					r.original, r.protocol = way, value[9]
 				}
 			case 18: // NFULA_CT
 				r.original, r.protocol = tuple(value.Get(ctaTupleOrig))
-				counts.update.Add(1)
+				counts.bytes.Add(1)
 			}
 		}
+		back := conntrack.Tuple{Src: way.Dst, Dst: way.Src}
+		if first, ok := open[back]; ok {
+			counts.update.Add(1)
+			first.replied = r.started
+			open[back] = first
+			return
+		}
 		counts.new.Add(1)
-		r.started = time.Now()
 		if len(open) > 4096 {
 			clear(open)
 		}
