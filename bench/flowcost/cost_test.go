@@ -1,12 +1,18 @@
 package flowcost
 
 import (
+	"flag"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"nftproxy/conntrack"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -66,6 +72,7 @@ type figures struct {
 // TestCost logs what each way costs for each connection. The ways take turns. The kernel's cost is that of the
 // generator's thread, less that of another node with nothing, burst by burst.
 func TestCost(t *testing.T) {
+	whenNamed(t)
 	rounds, rates := 3, []int{10_000, 1000, 100}
 	if testing.Short() {
 		rounds, rates = 1, []int{10_000}
@@ -100,12 +107,48 @@ func TestCost(t *testing.T) {
 			}
 		}
 	}
-	w.subject.load("", "", "")
-	w.subject.open(w.subject.connections)
-	l := w.subject.listen("get")
-	r := l.report()
+}
+
+// TestAsking logs what it costs to ask for entries: one by its tuple, and all that have DNAT.
+func TestAsking(t *testing.T) {
+	whenNamed(t)
+	s := newSite(t)
+	s.load("", "", "")
+	s.open(s.connections)
+	l := s.listen("get")
+	t.Logf("a get by tuple: %.2f us", float64(l.report().Bytes)/1e3/most)
 	l.stop()
-	t.Logf("a get by tuple: %.2f us of the process", float64(r.Bytes)/1e3/most)
+	table, err := conntrack.Open(conntrack.Config{NetNS: s.node.Fd()})
+	testnet.Require(t, err)
+	defer table.Close()
+	for more := range 20 {
+		var took []float64
+		n := 0
+		for range 5 {
+			start := processTime()
+			n = 0
+			testnet.Require(t, table.Flows(t.Context(), conntrack.Filter{Status: conntrack.DstNAT, Mask: conntrack.DstNAT},
+				func(conntrack.Flow) error { n++; return nil }))
+			took = append(took, (processTime()-start).Seconds()*1e3)
+		}
+		t.Logf("a dump of %d entries: %.1f ms", n, slices.Min(took))
+		from := clientAddr.As4()
+		from[2], from[3] = 3, byte(more)
+		for i, c := range s.connections {
+			first := slices.Clone(c[0].frame)
+			copy(first[14:], segment(netip.AddrPortFrom(netip.AddrFrom4(from), uint16(firstPort+i)),
+				netip.AddrPortFrom(serviceAddr, 80), 1, 0, syn, 0))
+			_, err := unix.Write(s.sockets[0], first)
+			testnet.Require(t, err)
+		}
+	}
+}
+
+// whenNamed skips a measurement, which takes minutes, unless -run names it.
+func whenNamed(t *testing.T) {
+	if f := flag.Lookup("test.run"); !strings.Contains(f.Value.String(), t.Name()) {
+		t.Skip("it only measures: -run " + t.Name())
+	}
 }
 
 // world has two nodes, of which only the second has anything that is measured.
@@ -119,6 +162,9 @@ type world struct {
 func (w *world) turn(way way, rate int, f *figures) {
 	w.subject.Helper()
 	n := min(most, max(2*rate, 200))
+	if testing.Short() {
+		n = 1000
+	}
 	events := way.events
 	if events == "" {
 		events = w.events
