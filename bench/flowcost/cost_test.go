@@ -121,7 +121,7 @@ func TestAsking(t *testing.T) {
 	table, err := conntrack.Open(conntrack.Config{NetNS: s.node.Fd()})
 	testnet.Require(t, err)
 	defer table.Close()
-	for more := range 20 {
+	for more := range 10 {
 		var took []float64
 		n := 0
 		for range 5 {

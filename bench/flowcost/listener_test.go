@@ -319,7 +319,9 @@ func logs(args []string) error {
 		}
 		var way conntrack.Tuple
 		r := record{started: time.Now()}
+		var seen uint64
 		for kind, value := range m.Attributes().All() {
+			seen |= 1 << (kind &^ unix.NLA_F_NESTED)
 			switch kind &^ unix.NLA_F_NESTED {
 			case 9: // NFULA_PAYLOAD
 				if len(value) >= 24 {
@@ -336,11 +338,13 @@ func logs(args []string) error {
 		}
 		back := conntrack.Tuple{Src: way.Dst, Dst: way.Src}
 		if first, ok := open[back]; ok {
+			counts.attributes[1].Or(seen)
 			counts.update.Add(1)
 			first.replied = r.started
 			open[back] = first
 			return
 		}
+		counts.attributes[0].Or(seen)
 		counts.new.Add(1)
 		if len(open) > 4096 {
 			clear(open)
