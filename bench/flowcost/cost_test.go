@@ -163,7 +163,7 @@ func (w *world) turn(way way, rate int, f *figures) {
 	w.subject.Helper()
 	n := min(most, max(2*rate, 200))
 	if testing.Short() {
-		n = 1000
+		n = 400
 	}
 	events := way.events
 	if events == "" {

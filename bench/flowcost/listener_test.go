@@ -253,8 +253,9 @@ func tuple(b nfnetlink.Attributes) (t conntrack.Tuple, protocol byte) {
 			dst = a
 		}
 	}
-	return conntrack.Tuple{Src: netip.AddrPortFrom(src, port(proto.Get(2))), Dst: netip.AddrPortFrom(dst, port(proto.Get(3)))},
-		proto.Get(1)[0]
+	t = conntrack.Tuple{Src: netip.AddrPortFrom(src, port(proto.Get(2))),
+		Dst: netip.AddrPortFrom(dst, port(proto.Get(3)))}
+	return t, proto.Get(1)[0]
 }
 
 func port(b []byte) uint16 {
@@ -362,7 +363,8 @@ func logs(args []string) error {
 		e.EndMessage(at)
 		return unix.Sendto(fd, e.B, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	}
-	steps := [][]byte{{1, 1}, {2, 0, 0, 0, 64, 2, 0}, {4, 0, 0, 0, 10}, {5, 0, 0, 0, 64}} // bind, copy, time-out, threshold
+	// Bind; copy 64 bytes; wait at most 0.1 s, for at most 64 messages.
+	steps := [][]byte{{1, 1}, {2, 0, 0, 0, 64, 2, 0}, {4, 0, 0, 0, 10}, {5, 0, 0, 0, 64}}
 	if len(args) > 0 && args[0] == "ct" {
 		steps = append(steps, []byte{6, 0, 4}) // NFULNL_CFG_F_CONNTRACK
 	}
