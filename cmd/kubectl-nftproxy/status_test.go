@@ -75,7 +75,8 @@ func TestStatus(t *testing.T) {
 				Problems: []string{"external IP 198.51.100.7 is Service trouble/first's, which is older"}},
 				{Namespace: "shop", Name: "web", States: []string{"too-large"}, Problems: []string{}}}
 			return true
-		}, []string{"12         0             1          3", "Problems of Services:\n  node-1, node-2, node-3: shop/cart: external IP",
+		}, []string{"12         0             1          3",
+			"Problems of Services:\n  node-1, node-2, node-3: shop/cart: external IP",
 			": shop/web: too-large\n", ": 1 more: "}, "Faults", 0},
 		"different versions and flags": {func(_ *fakeCluster, s *nodestatus.Status) bool {
 			if s.Node == "node-2" {

@@ -145,7 +145,8 @@ func askStreams(ctx context.Context, f *fixture) (string, error) {
 	return "trace and top on " + client.Spec.NodeName, nil
 }
 
-// askConflict: the cluster's status, and why of the Service, name a Service that has lost its external IP to an older one.
+// askConflict: the cluster's status names a Service that has lost its external IP to an older one, and so does what
+// explains it.
 func askConflict(ctx context.Context, f *fixture) (seen string, err error) {
 	end, err := otherService(ctx, &ailing{Cluster: f.Cluster})
 	if end != nil {
