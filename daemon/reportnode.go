@@ -14,11 +14,17 @@ import (
 
 // refusalObserver returns an observer of refused and dropped packets. It counts them, and
 // reports Services whose clients keep coming although all are refused, as an event and in
-// the log. It reports no clients outside of the source ranges: anybody can be one.
+// the log. It asks for pods of idled Services. It reports no clients outside of the source ranges: anybody can be one.
 func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) func(traffic.Refusals) {
 	var failing failures
+	idled := newUnidler(w.IdledAt)
 	return func(l traffic.Refusals) {
 		counts.ObserveRefusals(l)
+		for _, name := range idled.wanted(l) {
+			r.log.Info("clients connect to an idled Service", "service", name)
+			r.aboutService(w, name, watch.ReasonNeedPods, fmt.Sprintf("clients connect on node %s: the Service is idled and "+
+				"needs pods", r.node))
+		}
 		if failing.isNew(l.Err) {
 			r.log.Warn("cannot read the counters of refused packets; will try again", "err", l.Err)
 		}
@@ -63,7 +69,8 @@ func followOccupancy(ctx context.Context, r reporter, flows *conntrack.Table, co
 // occupancyLogger warns once when the table is full, and logs when it has room again.
 // The cleaner has already warned of a table that cannot be counted.
 func (r reporter) occupancyLogger() func(conntrack.Occupancy) {
-	const hint = "raise --conntrack-min or --conntrack-max-per-core, or net.netfilter.nf_conntrack_max on the host; " +
+	const hint = "raise --conntrack-min or --conntrack-max-per-core, or net.netfilter.nf_conntrack_max on the host; if " +
+		"DNS fills it, use --nftproxy-dns-udp-timeouts; " +
 		"nftproxy conntrack list shows the entries of Services"
 	full, uncounted := false, false
 	return func(o conntrack.Occupancy) {

@@ -98,7 +98,7 @@ func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, ku
 // serviceKind and sliceKind have the labels and annotations that the conversions read.
 
 func serviceKind() wire.Kind[*serviceObject] {
-	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation},
+	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation, annotationIdledAt},
 		service.MisspeltKeys()...)
 	return wire.Services(convertService, append(keys, service.OtherAnnotations()...)...)
 }

@@ -18,6 +18,10 @@ const (
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
 	// labelHeadless is on EndpointSlices that no proxy needs.
 	labelHeadless = corev1.IsHeadlessService
+	// annotationIdledAt says when OpenShift (oc idle) has scaled the Service's pods to zero (RFC 3339). Its unidling
+	// controller scales them up again, and removes the annotation, after an event NeedPods about the Service with a last
+	// time that is not earlier. It takes the event of any source (openshift-controller-manager, pkg/unidling).
+	annotationIdledAt = "idling.alpha.openshift.io/idled-at"
 )
 
 // serviceObject is a Service as the index keeps it.
@@ -35,6 +39,8 @@ type serviceObject struct {
 	named bool
 	// balanced says that the Service chooses its own balance.
 	balanced bool
+	// idledAt is the value of annotationIdledAt.
+	idledAt string
 	// reportedLeftOut says that the size of this version was reported.
 	reportedLeftOut bool
 }
@@ -43,6 +49,7 @@ type serviceObject struct {
 func convertService(s *corev1.Service) *serviceObject {
 	object := &serviceObject{identity: identify(&s.ObjectMeta), uid: s.UID}
 	object.proxy, object.named = s.Labels[labelProxyName]
+	object.idledAt = beginning(s.Annotations[annotationIdledAt])
 	p := problemsOf("Service", &s.ObjectMeta)
 	if !watched(s) {
 		unserved(s, p)

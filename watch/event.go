@@ -48,6 +48,9 @@ const (
 	// ReasonNoLocalEndpoints: clients keep connecting to the Service on the node, where its
 	// traffic policy Local leaves it no endpoint.
 	ReasonNoLocalEndpoints Reason = "NoLocalEndpoints"
+	// ReasonNeedPods: clients on the node connect to the Service, which OpenShift has idled. This is the reason that its
+	// unidling controller waits for (annotationIdledAt).
+	ReasonNeedPods Reason = "NeedPods"
 	// ReasonNetworkInServiceCIDR: the node's network, or an API server, is in a ServiceCIDR.
 	ReasonNetworkInServiceCIDR Reason = "NetworkInServiceCIDR"
 	// ReasonSysctl: a setting of the node's kernel is not what was asked for.
@@ -94,14 +97,14 @@ func (r Reason) everywhere() bool {
 
 // kind returns the type of an event, as the API has it.
 func (r Reason) kind() string {
-	if r == ReasonStarting {
+	if r == ReasonStarting || r == ReasonNeedPods {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning
 }
 
 // Event is news about an object, for people who run kubectl describe: a warning, but
-// for ReasonStarting.
+// for ReasonStarting and ReasonNeedPods.
 type Event struct {
 	Object Object
 	// Field is a path like spec.externalIPs[1], empty for the whole object.
@@ -153,6 +156,17 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.index.serviceNamed(name)
+}
+
+// IdledAt says when OpenShift has idled the Service, in OpenShift's words; empty if it has not. It may be called from
+// any goroutine.
+func (w *Watcher) IdledAt(name service.Name) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.index.service(name); s != nil {
+		return s.idledAt
+	}
+	return ""
 }
 
 // reference names the object for an event. For a Node the UID is its name, as with the

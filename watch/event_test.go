@@ -180,6 +180,15 @@ func TestServiceObject(t *testing.T) {
 	if diff := cmp.Diff(aService("web"), w.ServiceObject("shop/web")); diff != "" {
 		t.Errorf("a known one (-want +got):\n%s", diff)
 	}
+	if at := w.IdledAt("shop/web"); at != "" {
+		t.Errorf("it is idled at %q", at)
+	}
+	s = s.DeepCopy()
+	s.Annotations = map[string]string{"idling.alpha.openshift.io/idled-at": "2026-01-01T00:00:00Z"}
+	w.change(func(ix *index) { ix.setService(convertService(s)) })
+	if at := w.IdledAt("shop/web"); at != "2026-01-01T00:00:00Z" {
+		t.Errorf("it is idled at %q", at)
+	}
 	if diff := cmp.Diff(Object{Kind: "Service", Namespace: "shop", Name: "gone"},
 		w.ServiceObject("shop/gone")); diff != "" {
 		t.Errorf("an unknown one (-want +got):\n%s", diff)
