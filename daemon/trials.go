@@ -11,13 +11,14 @@ import (
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/look/traffic"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 )
 
-// tried returns what the rules are compiled with, by what the kernel can do. Neither counters nor labels decide
-// serving: without them the rules do the same with each packet.
+// tried returns what the rules are compiled with, by what the kernel can do. Neither counters, labels nor time-outs
+// decide serving: without them the rules do the same with each packet.
 func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Config {
 	if err := conn.TryCounters(); err != nil {
 		rules.Uncounted = true
@@ -29,6 +30,14 @@ func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Co
 		log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit "+
 			"has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does",
 			"err", err)
+	}
+	if rules.DNSTimeouts == (service.Timeouts{}) {
+		return rules
+	}
+	if err := conn.TryTimeouts(); err != nil {
+		rules.DNSTimeouts = service.Timeouts{}
+		log.Warn("the kernel gives no time-outs to single connections (CONFIG_NF_CONNTRACK_TIMEOUT); those of DNS are the "+
+			"node's, without --nftproxy-dns-udp-timeouts", "err", err)
 	}
 	return rules
 }

@@ -29,7 +29,7 @@ func annotationValues() []string {
 		keep cut cut-after cut-after= cut-after=30s cut-after=1h cut-after=1h0m1s cut-after=0s cut-after=-30s cut-after=1500ms cut-after=2000ms
 		cut-after=30 cut-after=.5m cut-after=30s30s cut-after=+30s cut-after=99999999999h
 		1s 30s 60s 1m 5m 10m 1h 60m 3600s 3601s 72h 168h 120h 1.0h +1m 1m0s 0.5s 0 30 -1s 1e3s 99999999999h 1m1
-		10s,30s 30s,10m 30s,10s 30s,2m 60s,1m 10m,10m 24h,24h 30s, ,30s 30s,10m,5m 10s,24h
+		5s,15s 15s,30s 5s,5s 10s,30s 30s,10m 30s,10s 30s,2m 60s,1m 10m,10m 24h,24h 30s, ,30s 30s,10m,5m 10s,24h
 		none 192.0.2.0/24 192.0.2.1/24 192.0.2.1 2001:db8::/32 ::ffff:192.0.2.0/120 192.0.2.0/33 192.0.2.0/024 fe80::1%eth0/64
 		192.0.2.0/24,2001:db8::/32 192.0.2.0/24,all , 0.0.0.0/0 192.0.02.0/24
 		53/UDP 53/udp 5060/TCP,10000-20000/UDP 1-65535/SCTP 0/TCP 65536/TCP 20-10/TCP 10-10/TCP 53 53/ICMP /TCP 1-2-3/TCP 0053/UDP 5-/TCP

@@ -35,6 +35,7 @@ type runOptions struct {
 	noMasquerade     []string
 	masqueradeBit    int
 	counters, eject  string
+	dnsTimeouts      string
 	sysctls          sysctlOptions
 	cleanEstablished []string
 	excludeCIDRs     []string
@@ -111,6 +112,8 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 		"of the family (docs/differences.md#the-source-of-masqueraded-connections)")
 	f.BoolVar(&o.rules.AnswerPing, ownPrefix+"answer-ping", false, "answer pings to addresses of Services "+
 		"(docs/differences.md#pings)")
+	f.StringVar(&o.dnsTimeouts, dnsTimeoutsFlag, timeoutsOff, "default of "+
+		"nftproxy.io/udp-timeouts for port 53, such as 10s,30s, or off (docs/choices.md#time-outs)")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks "+
 		"packets to masquerade; -1: none (docs/differences.md#the-mark-does-not-stay-on-packets)")
 	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress,
@@ -151,6 +154,23 @@ const logFormatFlag = "logging-format"
 
 // noMasqueradeFlag is that of the field noMasqueradeCIDRs (KEP-6246).
 const noMasqueradeFlag = ownPrefix + "no-masquerade-cidrs"
+
+// dnsTimeoutsFlag takes timeoutsOff to leave the kernel's settings in force.
+const (
+	dnsTimeoutsFlag = ownPrefix + "dns-udp-timeouts"
+	timeoutsOff     = "off"
+)
+
+func parseDNSTimeouts(value string) (service.Timeouts, error) {
+	if value == timeoutsOff {
+		return service.Timeouts{}, nil
+	}
+	t, err := service.ParseUDPTimeouts(value)
+	if err != nil {
+		return t, fmt.Errorf("--%s: %q: want %s, or two times: it is %w", dnsTimeoutsFlag, value, timeoutsOff, err)
+	}
+	return t, nil
+}
 
 func parseNoMasquerade(words []string) ([]netip.Prefix, error) {
 	list, err := parseRanges(words)
@@ -219,6 +239,8 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	check(err)
 	c.Rules.Counters = o.counters != countersNone
 	c.Rules.NoMasquerade, err = parseNoMasquerade(o.noMasquerade)
+	check(err)
+	c.Rules.DNSTimeouts, err = parseDNSTimeouts(o.dnsTimeouts)
 	check(err)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

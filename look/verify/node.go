@@ -73,7 +73,7 @@ func Node(ctx context.Context, source inspect.Source, selected inspect.Selection
 
 // wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
 // decided by trials when the proxy started. The tables tell the first; the second is tried again
-// where they have a mark that the flags do not ask for.
+// where they have a mark that the flags do not ask for, and so are time-outs where the flags ask for some.
 func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 	snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
 	want := ruleset.Compile(config, snapshot)
@@ -84,7 +84,11 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 	found := ruleset.ReadBackConfig(have, config.Table)
 	config.Uncounted = found.Uncounted
 	config.Unlabelled = config.MasqueradeMark == 0 && found.MasqueradeMark != 0 && conn.TryLabels() != nil
-	if config.Uncounted || config.Unlabelled {
+	without := config.DNSTimeouts != (service.Timeouts{}) && conn.TryTimeouts() != nil
+	if without {
+		config.DNSTimeouts = service.Timeouts{}
+	}
+	if config.Uncounted || config.Unlabelled || without {
 		want = ruleset.Compile(config, snapshot)
 	}
 	return want, have, nil

@@ -77,13 +77,14 @@ func TestOptionsRefuse(t *testing.T) {
 		{"tcp-established-timeout", "-2h", "not one of 1m"},
 		{"tcp-established-timeout", "10s", "not one of 1m"},
 		{"udp-timeouts", "", "not UNREPLIED,REPLIED such as 30s,10m"},
-		{"udp-timeouts", "30s", "with UNREPLIED of 10s, 30s, 1m, 5m or 10m, and REPLIED as long or longer, of 10s, 30s, " +
-			"1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h or 24h; the node's time-outs are in force"},
+		{"udp-timeouts", "30s", "with UNREPLIED of 5s, 10s, 30s, 1m, 5m or 10m, and REPLIED as long or longer, of 5s, " +
+			"10s, 15s, 30s, 1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h or 24h; the node's time-outs are in force"},
 		{"udp-timeouts", "30s,10m,1h", "not UNREPLIED,REPLIED"},
 		{"udp-timeouts", "10m,30s", "REPLIED as long or longer"},
-		{"udp-timeouts", "30m,1h", "with UNREPLIED of 10s"},
-		{"udp-timeouts", "31s,10m", "with UNREPLIED of 10s"},
-		{"udp-timeouts", "30s,72h", "of 10s, 30s, 1m"},
+		{"udp-timeouts", "30m,1h", "with UNREPLIED of 5s"},
+		{"udp-timeouts", "31s,10m", "with UNREPLIED of 5s"},
+		{"udp-timeouts", "15s,30s", "with UNREPLIED of 5s"},
+		{"udp-timeouts", "30s,72h", "of 5s, 10s, 15s, 30s, 1m"},
 		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default " +
 			"is in force"},
 		{"udp-connection-handling", "Default", "unknown key; did you mean service.kubernetes.io/udp-connection-handling? "},
@@ -229,8 +230,8 @@ func TestTimeouts(t *testing.T) {
 			}
 		}
 	}
-	if len(names) != 56 {
-		t.Errorf("%d names, want 56: docs/internals/options.md says so", len(names))
+	if len(names) != 70 {
+		t.Errorf("%d names, want 70: docs/internals/options.md says so", len(names))
 	}
 	for _, text := range []string{"", "udp", "udp-30s", "udp-30s-2m", "tcp-", "tcp-3h", "sctp-2h", "udp-10m-30s",
 		"tcp-2h-2h"} {

@@ -26,17 +26,25 @@ type Timeouts struct {
 
 // UnrepliedTimeouts are short, since anybody can send packets that nobody answers.
 func UnrepliedTimeouts() []time.Duration {
-	return []time.Duration{10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute}
+	return []time.Duration{5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute,
+		10 * time.Minute}
 }
 
 // RepliedTimeouts are the values of Timeouts.Replied.
 func RepliedTimeouts() []time.Duration {
-	return append(UnrepliedTimeouts(), 30*time.Minute, time.Hour, 2*time.Hour, 6*time.Hour, 12*time.Hour, 24*time.Hour)
+	return append([]time.Duration{5 * time.Second, 10 * time.Second, 15 * time.Second, 30 * time.Second, time.Minute,
+		5 * time.Minute, 10 * time.Minute}, longTimeouts()...)
+}
+
+// longTimeouts are values of Timeouts.Replied and of Timeouts.Established.
+func longTimeouts() []time.Duration {
+	return []time.Duration{30 * time.Minute, time.Hour, 2 * time.Hour, 6 * time.Hour, 12 * time.Hour, 24 * time.Hour}
 }
 
 // EstablishedTimeouts are the values of Timeouts.Established. The kernel's default is 120h.
 func EstablishedTimeouts() []time.Duration {
-	return append(RepliedTimeouts()[2:], 72*time.Hour, 168*time.Hour)
+	return slices.Concat([]time.Duration{time.Minute, 5 * time.Minute, 10 * time.Minute}, longTimeouts(),
+		[]time.Duration{72 * time.Hour, 168 * time.Hour})
 }
 
 // TimeoutsOf returns those that the service asks for.
@@ -66,19 +74,25 @@ const (
 	TCPTimeoutKey  = "tcp-established-timeout"
 )
 
+// ParseUDPTimeouts reads two times, such as 30s,10m. The error says what is allowed, and nothing about the value.
+func ParseUDPTimeouts(value string) (Timeouts, error) {
+	first, second, _ := strings.Cut(value, ",")
+	unreplied, known := timeoutOf(first, UnrepliedTimeouts())
+	replied, repliedKnown := timeoutOf(second, RepliedTimeouts())
+	if !known || !repliedKnown || unreplied > replied {
+		return Timeouts{}, fmt.Errorf("not UNREPLIED,REPLIED such as 30s,10m, with UNREPLIED of %s, and REPLIED as long or "+
+			"longer, of %s", timeoutWords(UnrepliedTimeouts()), timeoutWords(RepliedTimeouts()))
+	}
+	return Timeouts{Protocol: UDP, Unreplied: unreplied, Replied: replied}, nil
+}
+
 func udpTimeoutsOption() option {
 	return option{
 		key: UDPTimeoutsKey,
 		set: func(o *Options, value string) error {
-			first, second, _ := strings.Cut(value, ",")
-			t := Timeouts{Protocol: UDP}
-			var known, repliedKnown bool
-			t.Unreplied, known = timeoutOf(first, UnrepliedTimeouts())
-			t.Replied, repliedKnown = timeoutOf(second, RepliedTimeouts())
-			if !known || !repliedKnown || t.Unreplied > t.Replied {
-				return fmt.Errorf("not UNREPLIED,REPLIED such as 30s,10m, with UNREPLIED of %s, and REPLIED as long or longer, "+
-					"of %s; the node's time-outs are in force",
-					timeoutWords(UnrepliedTimeouts()), timeoutWords(RepliedTimeouts()))
+			t, err := ParseUDPTimeouts(value)
+			if err != nil {
+				return fmt.Errorf("%w; the node's time-outs are in force", err)
 			}
 			o.UDPTimeouts = t
 			return nil
@@ -155,9 +169,8 @@ func ParseTimeouts(text string) Timeouts {
 	var o Options
 	switch protocol {
 	case "udp":
-		if o.Set(UDPTimeoutsKey, strings.Replace(times, "-", ",", 1)) == nil {
-			return o.UDPTimeouts
-		}
+		t, _ := ParseUDPTimeouts(strings.Replace(times, "-", ",", 1))
+		return t
 	case "tcp":
 		if o.Set(TCPTimeoutKey, times) == nil {
 			return o.TCPTimeouts

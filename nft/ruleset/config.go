@@ -26,6 +26,9 @@ type Config struct {
 	Table string
 	// Settings are in force for a snapshot whose node has none.
 	service.Settings
+	// DNSTimeouts are those of connections to UDP port 53 of Services that ask for no time-outs for UDP; the zero value
+	// for the node's.
+	DNSTimeouts service.Timeouts
 	// Counters gives the elements of frontends and endpoints counters of new connections
 	// (CounterPlace). With another value Plan makes the sets of these elements again.
 	Counters bool

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -26,7 +27,15 @@ func TestReadBack(t *testing.T) {
 		cfg, _ := gen.Config(rng)
 		node := gen.Node(rng)
 		services := gen.Services(rng, &node)
+		dns := rng.IntN(2) == 0 // Some ports are DNS then, and have the node's time-outs.
+		if dns {
+			cfg.DNSTimeouts = service.Timeouts{Protocol: service.UDP, Unreplied: 5 * time.Second, Replied: 15 * time.Second}
+		}
 		for i, s := range services {
+			if dns {
+				s = withDNS(s)
+				services[i] = s
+			}
 			if s.Options.Balance != service.ByRandom { // slots of several tables round weights differently
 				services[i] = likeWeights(s)
 			}
@@ -53,6 +62,17 @@ func TestReadBack(t *testing.T) {
 			t.Errorf("no cluster had any %q", what)
 		}
 	}
+}
+
+// withDNS returns the service with port 53 in the place of port 80 of UDP.
+func withDNS(s *service.Service) *service.Service {
+	s = s.Clone()
+	for i := range s.Ports {
+		if p := &s.Ports[i]; p.Protocol == service.UDP && p.Port == 80 && !p.IsRange() {
+			p.Port = 53
+		}
+	}
+	return s
 }
 
 // likeWeights returns the service with endpoints of the default weight or 0.

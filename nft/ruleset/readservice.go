@@ -94,8 +94,8 @@ func (s *Served) join(r *readback) {
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover())
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.Affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
-		svc.Options.SetTimeouts(f.timeouts)
 	}
+	s.setTimeouts(svc)
 	svc.InternalPolicy = s.internalPolicy(svc)
 	slices.SortStableFunc(s.Ports, func(a, b *ServedPort) int {
 		return cmp.Compare(rangeOrder(a.Port), rangeOrder(b.Port))
@@ -116,6 +116,24 @@ func (s *Served) join(r *readback) {
 		}
 		return ""
 	})
+}
+
+// setTimeouts sets what the Service asks for. The configuration may have given port 53 its time-outs, so another port
+// of UDP tells first.
+func (s *Served) setTimeouts(svc *service.Service) {
+	told := false
+	for _, dns := range []bool{false, true} {
+		for _, p := range s.Ports {
+			for _, f := range p.Frontends {
+				switch {
+				case isDNS(p.Port) != dns, dns && told:
+				case len(f.Cluster) > 0 || len(f.Local) > 0:
+					svc.Options.SetTimeouts(f.timeouts)
+					told = told || p.Protocol == service.UDP
+				}
+			}
+		}
+	}
 }
 
 // rangeOrder sorts ranges behind other ports, by their protocols.

@@ -27,9 +27,10 @@ type serviceCompiler struct {
 	// wanted and pings are those of the compiledService.
 	wanted []wanted
 	pings  []netip.Addr
-	// clients has the clients of the port that is being compiled, protocol is its own, and ranged says that it is ranges.
+	// clients has the clients of the port that is being compiled, timeouts those of its connections, and ranged says that
+	// it is ranges.
 	clients  clients
-	protocol service.Protocol
+	timeouts service.Timeouts
 	ranged   bool
 }
 
@@ -55,7 +56,7 @@ func (c *serviceCompiler) compile() compiledService {
 		if i < len(c.last) {
 			last = &c.last[i]
 		}
-		c.ranged, c.protocol = p.IsRange(), p.Protocol
+		c.ranged, c.timeouts = p.IsRange(), c.cfg.timeoutsOf(c.svc, p)
 		now := c.listsAfter(last, p)
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
@@ -192,7 +193,7 @@ func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList
 func (c *serviceCompiler) leadTo(f frontend, vmap string, targets targetList, m masquerading,
 	list clientList) sharedChain {
 	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m,
-		timeouts: c.svc.Options.TimeoutsOf(c.protocol)}
+		timeouts: c.timeouts}
 	if targets.row != nil && targets.row.Fixed {
 		shared.balance = c.svc.Options.Balance
 	}
