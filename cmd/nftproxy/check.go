@@ -39,7 +39,8 @@ func newCheckCommand() *cobra.Command {
   - it tries each feature of the kernel that nftproxy uses, in a network namespace
     of its own (this needs CAP_SYS_ADMIN), and compares its version with fixes;
   - it looks at its rights, connection tracking, and the ports of its servers;
-  - it names other service proxies, and tables that earlier ones left;
+  - it names other service proxies, and tables that earlier ones left, and says
+    whether Calico's Felix goes by kube-proxy's tables;
   - it names chains of firewalls that drop what they do not know;
   - it looks for the route without which processes of the node reach no cluster IP;
   - it names networks of the node that lie in the cluster's ServiceCIDRs;
@@ -159,10 +160,13 @@ Two lines below say which frontends of the one the other lacks. The rules of a
 kube-proxy that has ended count too: remove them first (nftproxy cleanup
 --kube-proxy), or they hide that the new one has not synced.
 
+A line about Calico's Felix, if it is there, says which data plane it has, and which
+without kube-proxy's nftables tables.
+
 With --await, the command ends once that proxy has rules for every frontend of the
 other. Its exit status is 1 if that does not come true within --timeout.
 
--o json and -o yaml print an object with proxies.`,
+-o json and -o yaml print an object with proxies, and with felix if it is there.`,
 		Example: `  nftproxy proxies
   nftproxy proxies --await kube-proxy     before nftproxy is stopped`,
 		Args: cobra.NoArgs,
@@ -237,6 +241,10 @@ func writeProxies(out io.Writer, r takeover.Proxies) error {
 		if _, err := fmt.Fprintln(out, text); err != nil {
 			return err
 		}
+	}
+	if r.Felix != nil {
+		_, err := fmt.Fprintln(out, "Calico: "+r.Felix.Detail)
+		return err
 	}
 	return nil
 }

@@ -234,6 +234,9 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) err
 			return err
 		}
 	}
+	if err := warnOfFelix(cmd, found); err != nil {
+		return err
+	}
 	var left, failed []error
 	err = otherproxy.RemoveAll(cmd.Context(), of, func(r otherproxy.Rules, err error) {
 		switch {
@@ -256,6 +259,19 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) err
 		return statusLeft
 	}
 	return all
+}
+
+// warnOfFelix says that Calico may change its data plane. Whoever runs the command may know more than the node tells.
+func warnOfFelix(cmd *cobra.Command, found []otherproxy.Rules) error {
+	felix, err := otherproxy.FindFelix()
+	if err != nil {
+		return err
+	}
+	if felix.Depends() && slices.ContainsFunc(found, func(r otherproxy.Rules) bool { return r.Kind == otherproxy.NFTables }) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: Calico may change its data plane now: %s. To keep it, set Felix' %s\n",
+			felix, otherproxy.FelixRemedy)
+	}
+	return nil
 }
 
 // statusLeft is the exit status of cleanup --kube-proxy where all that is left has to stay.

@@ -391,7 +391,10 @@ func TestKubeProxyWithFewRights(t *testing.T) {
 }
 
 // kubeProxy starts a process with the name and all capabilities of kube-proxy.
-func kubeProxy(t *testing.T, ns *testnet.Namespace) (pid int) {
+func kubeProxy(t *testing.T, ns *testnet.Namespace) (pid int) { return sleeper(t, ns, "kube-proxy") }
+
+// sleeper starts a process of that name in a namespace, which does nothing.
+func sleeper(t *testing.T, ns *testnet.Namespace, name string, environment ...string) (pid int) {
 	t.Helper()
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {
@@ -401,11 +404,12 @@ func kubeProxy(t *testing.T, ns *testnet.Namespace) (pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "kube-proxy")
+	file := filepath.Join(t.TempDir(), name)
 	if err := os.WriteFile(file, text, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(file, "infinity")
+	cmd.Env = environment
 	if err := ns.Start(cmd); err != nil {
 		t.Fatal(err)
 	}

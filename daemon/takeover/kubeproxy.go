@@ -38,6 +38,8 @@ type KubeProxy struct {
 	rules   func() (kinds []otherproxy.Kind, written bool, err error)
 	running func(context.Context) (otherproxy.Running, error)
 	remove  func(ctx context.Context, report func(otherproxy.Rules, error)) error
+	// felix is otherproxy.FindFelix.
+	felix func() (otherproxy.Felix, error)
 	// strictARP is otherproxy.StrictARP.
 	strictARP func() bool
 	now       func() time.Time
@@ -45,9 +47,10 @@ type KubeProxy struct {
 	// inForce says that our program has been in force in both families.
 	inForce atomic.Bool
 
-	// last is the state that was logged last, and failure the error. note is what people should know of it.
-	last, failure string
-	note          atomic.Pointer[string]
+	// last is the state that was logged last, failure the error, and seen what was said of Felix. note is what people
+	// should know of the state.
+	last, failure, seen string
+	note                atomic.Pointer[string]
 	// gone is since when kube-proxy has not been running, or zero.
 	gone time.Time
 	// absent says that the last look found no kube-proxy, and hidden that its rules changed between two such looks: there
@@ -70,9 +73,10 @@ func NewKubeProxy(log *slog.Logger, record func(note string), count func(kinds [
 	return &KubeProxy{
 		log: log, beside: beside, count: count, record: record, failed: map[string]string{},
 		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, strictARP: otherproxy.StrictARP,
-		now: time.Now,
+		felix: otherproxy.FindFelix, now: time.Now,
 		remove: func(ctx context.Context, report func(otherproxy.Rules, error)) error {
-			return otherproxy.RemoveAll(ctx, otherproxy.Removal{Closed: Closed, Exclude: exclude}, report)
+			return otherproxy.RemoveAll(ctx, otherproxy.Removal{Closed: Closed, Exclude: exclude,
+				KeepSign: otherproxy.SignOfFelix}, report)
 		},
 	}
 }
@@ -169,6 +173,7 @@ func (f *KubeProxy) report(kinds []otherproxy.Kind, running otherproxy.Running) 
 	before := f.last
 	f.last = state
 	f.note.Store(nil)
+	f.reportFelix()
 	warn := func(text, hint string) {
 		f.log.Warn(text, "kube-proxy", running.String(), "rules", list, "hint", hint)
 		note := fmt.Sprintf("%s (%s; rules: %s): %s", text, running, list, hint)
@@ -189,6 +194,29 @@ func (f *KubeProxy) report(kinds []otherproxy.Kind, running otherproxy.Running) 
 				"command cannot tell either (docs/migrate.md); they go out of date")
 	case before != "":
 		f.log.Info("kube-proxy has no rules on this node", "kube-proxy", running.String())
+	}
+}
+
+// reportFelix logs which data plane Calico's Felix has, and which it will have without kube-proxy's nftables tables. To
+// look reads all chains, so it is done only when kube-proxy's state has changed.
+func (f *KubeProxy) reportFelix() {
+	felix, err := f.felix()
+	text := felix.String()
+	if err != nil {
+		text = err.Error()
+	}
+	if text == f.seen {
+		return
+	}
+	f.seen = text
+	switch {
+	case err != nil:
+		f.log.Warn("cannot look for Calico's Felix", "err", err)
+	case felix.Depends():
+		f.log.Warn("Calico may change its data plane when kube-proxy's nftables tables are removed", "felix", text, "hint",
+			"before that, set Felix' "+otherproxy.FelixRemedy)
+	case felix.There():
+		f.log.Info("Calico runs on this node", "felix", text)
 	}
 }
 

@@ -26,6 +26,7 @@ type followed struct {
 	removals int
 	outcome  error
 	strict   bool
+	felix    otherproxy.Felix
 }
 
 func newFollowed() *followed {
@@ -53,6 +54,7 @@ func newFollowed() *followed {
 			}
 			return nil
 		},
+		felix:     func() (otherproxy.Felix, error) { return w.felix, nil },
 		strictARP: func() bool { return w.strict },
 		now:       func() time.Time { return w.clock },
 	}
@@ -171,6 +173,18 @@ func TestKubeProxyKept(t *testing.T) {
 	w.want(t, "kept", 1, 0, w.looks(t, time.Hour), "they will be removed soon", "chain mine: a rule of another program")
 	w.err = errors.New("no netlink")
 	w.want(t, "an error", 1, 0, w.looks(t, time.Minute), "no netlink")
+}
+
+// TestKubeProxyIsASign: the log says once what Felix goes by, and tables that stay for it are tried once.
+func TestKubeProxyIsASign(t *testing.T) {
+	w := newFollowed()
+	w.inForce.Store(true)
+	w.felix = otherproxy.Felix{PID: 9, Planes: []string{"iptables"}}
+	w.want(t, "at the start", 0, 0, w.looks(t, time.Hour), "Felix (PID 9) uses iptables, also without")
+	w.felix = otherproxy.Felix{PID: 9, Planes: []string{"nftables", "iptables"}} // it changes
+	w.kinds, w.outcome = []otherproxy.Kind{otherproxy.NFTables}, fmt.Errorf("felix: %w", otherproxy.ErrSign)
+	w.want(t, "kept", 1, 0, w.looks(t, time.Hour), "they will be removed soon", "level=WARN msg=\"Calico may change",
+		"another program may go by the table")
 }
 
 // TestKubeProxyTriedAgain: a removal that fails otherwise is made again at each look until it

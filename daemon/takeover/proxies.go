@@ -1,6 +1,7 @@
 package takeover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,17 @@ const (
 // Proxies is which service proxies a node has. The help of nftproxy proxies promises the names in the JSON.
 type Proxies struct {
 	Proxies []Proxy `json:"proxies"`
+	// Felix is Calico's agent, which may go by the tables of a proxy; nil if there is none.
+	Felix *Felix `json:"felix,omitempty"`
+}
+
+// Felix is what a node tells of Calico's agent.
+type Felix struct {
+	// DataPlanes are those that have its chains, nftables or iptables.
+	DataPlanes []string `json:"dataPlanes"`
+	// After is the one that it has without kube-proxy's nftables tables: nftables, iptables or unknown. Detail explains it.
+	After  string `json:"after"`
+	Detail string `json:"detail"`
 }
 
 // Proxy is one of them.
@@ -64,9 +76,20 @@ func LookForProxies(ctx context.Context, table string) (Proxies, error) {
 	if err := errors.Join(ourErr, theirErr); err != nil {
 		return Proxies{}, fmt.Errorf("read the rules: %w", err)
 	}
+	felix, err := otherproxy.FindFelix()
+	if err != nil {
+		return Proxies{}, err
+	}
 	ours.Frontends, theirs.Frontends = len(ourFrontends), len(theirFrontends)
 	ours.Lacks, theirs.Lacks = lacks(ourFrontends, theirFrontends), lacks(theirFrontends, ourFrontends)
-	return Proxies{[]Proxy{ours, theirs}}, nil
+	return Proxies{[]Proxy{ours, theirs}, felixReport(felix)}, nil
+}
+
+func felixReport(f otherproxy.Felix) *Felix {
+	if !f.There() {
+		return nil
+	}
+	return &Felix{append([]string{}, f.Planes...), cmp.Or(f.After(), "unknown"), f.String()}
 }
 
 // lacks lists the frontends of the other proxy that this one lacks.

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"nftproxy/look/basechain"
+	"nftproxy/node/otherproxy"
 )
 
 // baseChains lists the base chains of the node with the effects of their rules.
@@ -60,6 +61,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.features()...)
 	all = append(all, o.conntrack(ctx)...)
 	all = append(all, o.proxies(ctx)...)
+	all = append(all, felix(otherproxy.FindFelix))
 	all = append(all, o.ports(ctx)...)
 	chains := sync.OnceValues(basechain.List)
 	all = append(all, o.chains(chains)...)

@@ -115,7 +115,7 @@ func (r *Running) findProcesses(proc string, here network) (node bool, err error
 			continue
 		}
 		dir := filepath.Join(proc, e.Name())
-		args, err := arguments(dir)
+		args, err := arguments(dir, tellsOfKubeProxy)
 		if err != nil && !here.lacks(proc, dir) {
 			r.Unknown = fmt.Errorf("PID %d may be a kube-proxy: %w", pid, err)
 		}
@@ -156,12 +156,17 @@ func seesInit(entries []fs.DirEntry) bool {
 	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "1" })
 }
 
-// arguments returns the command line of a process that may have a kube-proxy inside or tells of the
-// node; none of another one, of a thread of the kernel and of a process that has ended.
+// tellsOfKubeProxy says whether a program of that name may have a kube-proxy inside, or tells of the node.
+func tellsOfKubeProxy(name string) bool {
+	return embeds(name) || hasPrefix(name, "kube-proxy", "hyperkube", "kubelet")
+}
+
+// arguments returns the command line of a process whose name tells; none of another one, of a thread of the kernel and
+// of a process that has ended.
 //
 // It goes by the name in comm first: the kernel takes a lock of the process's memory to read the
 // command line, and a process that holds it for ever would hold up the reader too.
-func arguments(dir string) ([]string, error) {
+func arguments(dir string, tells func(name string) bool) ([]string, error) {
 	ended := func(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
 	if ended(err) {
@@ -172,7 +177,6 @@ func arguments(dir string) ([]string, error) {
 	}
 	// A link to the program, or a title that it gave itself, does not change the name of its file.
 	file, _ := os.Readlink(filepath.Join(dir, "exe"))
-	tells := func(name string) bool { return embeds(name) || hasPrefix(name, "kube-proxy", "hyperkube", "kubelet") }
 	byFile := tells(filepath.Base(file))
 	if !byFile && !tells(strings.TrimSpace(string(comm))) {
 		return nil, nil

@@ -30,6 +30,8 @@ type Removal struct {
 	Exclude []netip.Prefix
 	// EndConnections removes also what open connections of IPVS mode use.
 	EndConnections bool
+	// KeepSign says why the tables of the kind NFTables stay, as SignOfFelix does; nil if they do not.
+	KeepSign func() error
 }
 
 // RemoveAll removes all rules of kube-proxy that Find returns, apart from what the removal leaves. It calls report with
@@ -50,6 +52,12 @@ func RemoveAll(ctx context.Context, of Removal, report func(Rules, error)) error
 				removeAllOfIPVS(of, report)
 			}
 			continue
+		}
+		if r.Kind == NFTables && of.KeepSign != nil {
+			if err := of.KeepSign(); err != nil {
+				report(r, fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err))
+				continue
+			}
 		}
 		if err := removeLatest(ctx, r, of.Closed, report); err != nil {
 			return fmt.Errorf("remove the rules of kube-proxy: %w", err)
@@ -76,7 +84,7 @@ func removeAllOfIPVS(of Removal, report func(Rules, error)) {
 // would have the same outcome while the rules are the same.
 func Final(outcome error) bool {
 	return outcome == nil || slices.ContainsFunc([]error{ErrForeign, ErrOpens, ErrUnknownTable, ErrOthersServer,
-		ErrSetUsed}, func(reason error) bool {
+		ErrSetUsed, ErrSign}, func(reason error) bool {
 		return errors.Is(outcome, reason)
 	})
 }
