@@ -60,6 +60,8 @@ type fakeProxies struct {
 	noLogs bool
 	// kept is a node that a pod of kube-proxy does not leave when it is to have none.
 	kept string
+	// felix has the FelixConfigurations by their group; a group that is not there does not exist.
+	felix map[string]string
 	// wrong is what no plugin may cause.
 	wrong []string
 }
@@ -75,6 +77,8 @@ type fakeNode struct {
 	ill string
 	// marks says that a chain of another program marks connections.
 	marks bool
+	// calico is what is found of Felix, if it may change its data plane.
+	calico string
 	// late says that it joined after the first change.
 	late bool
 	// deaf says that no command runs in its nftproxy.
@@ -277,6 +281,9 @@ func (f *fakeProxies) command(n *fakeNode, args []string, seesProcesses, seesStd
 		}
 		if n.marks {
 			return `{"level":"yellow","findings":[{"probe":"marks: ip nat AWS","level":"yellow","found":"it marks"}]}`, 1
+		}
+		if n.calico != "" {
+			return `{"level":"yellow","findings":[{"probe":"calico","level":"yellow","found":"` + n.calico + `"}]}`, 1
 		}
 		return "a warning\n" + `{"level":"yellow","findings":[{"probe":"rights","level":"green","found":"all"},` +
 			`{"probe":"proxies","level":"yellow","found":"kube-proxy runs"}]}`, 1
@@ -492,6 +499,11 @@ func (f *fakeProxies) answer(r *http.Request, parts []string) (any, int) {
 	}
 	if name, is := at("nodes"); is {
 		return f.answerNodes(r, name)
+	}
+	if _, is := at("felixconfigurations"); is && f.felix[parts[1]] == "forbidden" {
+		return status(http.StatusForbidden, metav1.StatusReasonForbidden)
+	} else if is && f.felix[parts[1]] != "" {
+		return f.felix[parts[1]], http.StatusOK
 	}
 	return status(http.StatusNotFound, metav1.StatusReasonNotFound)
 }

@@ -25,6 +25,7 @@ type migrateCommand struct {
 	probe     bool
 	image     string
 	marks     bool
+	calico    bool
 }
 
 // lookPeriod is the time between two looks at what a node is waited for.
@@ -41,7 +42,7 @@ labelled nodes, of which there is none yet: by deploy/overlays/trial, or the cha
 --set-string 'nodeSelector.nftproxy\.io/trial=true'. kube-proxy has to be a DaemonSet.
 
 To nftproxy: it runs nftproxy check on all nodes that are Ready and have kube-proxy, and stops
-if a finding is red, or is marks (docs/migrate.md). Then it takes one node, and then --at-once
+if a finding is red, marks or calico (docs/migrate.md). Then it takes one node, and then --at-once
 nodes at a time; those that are not Ready come last, and it stops there. nftproxy starts beside kube-proxy, its rules are
 compared with the Services and with those of kube-proxy, kube-proxy ends, and its rules are
 removed. To kube-proxy: the same with the names exchanged. Before kube-proxy ends, and at the
@@ -74,6 +75,7 @@ kube-proxy have to stay on a node for now, 2 if it could not be carried out.`,
 	f.BoolVar(&c.probe, "probe", true, "try Services on the nodes, with pods of the image of --image")
 	f.StringVar(&c.image, "image", defaultImage, "an image with agnhost, a shell and curl")
 	f.BoolVar(&c.marks, "accept-marks", false, "go on although nftproxy check has a yellow finding marks")
+	f.BoolVar(&c.calico, "accept-calico", false, "go on although Calico's Felix may change its data plane")
 	f.BoolVar(&c.dryRun, "dry-run", false, "say what each node has and what would be done, and change nothing")
 	return cmd
 }
@@ -90,7 +92,7 @@ func (c *migrateCommand) options() (o migration.Options, err error) {
 		return o, fmt.Errorf("--nodes: %w", err)
 	}
 	return migration.Options{To: c.to, Nodes: selector, AtOnce: c.atOnce, Patience: c.timeout, Period: lookPeriod,
-		AcceptMarks: c.marks, Out: c.Out}, nil
+		AcceptMarks: c.marks, AcceptCalico: c.calico, Out: c.Out}, nil
 }
 
 func (c *migrateCommand) run(cmd *cobra.Command, _ []string) error {

@@ -71,6 +71,7 @@ func document(log string) []byte {
 
 // The levels of nftproxy check.
 const (
+	levelGreen  = "green"
 	levelYellow = "yellow"
 	levelRed    = "red"
 )
@@ -98,6 +99,7 @@ func (m *migration) check(ctx context.Context, n *node) (string, error) {
 	if err := json.Unmarshal(document(out), &report); err != nil || len(report.Findings) == 0 {
 		return "", fmt.Errorf("nftproxy check ended with exit status %d: %s", exit, shortened(out))
 	}
+	m.settle(ctx, n.Object, report.Findings)
 	return m.judge(report.Findings)
 }
 
@@ -114,7 +116,8 @@ func (f *finding) isMarks() bool { return f.Probe == "marks" || strings.HasPrefi
 
 // judge says what was found on a node. The error is what has to be done before the migration.
 func (m *migration) judge(findings []finding) (string, error) {
-	var red, marks, yellow []string
+	var red, stops, yellow []string
+	accept := ""
 	for _, f := range findings {
 		text := f.Probe + ": " + f.Found
 		if f.Do != "" {
@@ -124,16 +127,18 @@ func (m *migration) judge(findings []finding) (string, error) {
 		case f.Level == levelRed:
 			red = append(red, text)
 		case f.Level == levelYellow && f.isMarks() && !m.AcceptMarks:
-			marks = append(marks, text)
+			stops, accept = append(stops, text), accept+" --accept-marks"
+		case f.Level == levelYellow && f.isCalico() && !m.AcceptCalico:
+			stops, accept = append(stops, text), accept+" --accept-calico"
 		case f.Level == levelYellow:
 			yellow = append(yellow, text)
 		}
 	}
 	switch {
 	case len(red) > 0:
-		return "", errors.New("red: " + strings.Join(append(red, marks...), "; "))
-	case len(marks) > 0:
-		return "", errors.New("yellow: " + strings.Join(marks, "; ") + " (--accept-marks goes on all the same)")
+		return "", errors.New("red: " + strings.Join(append(red, stops...), "; "))
+	case len(stops) > 0:
+		return "", fmt.Errorf("yellow: %s (%s goes on all the same)", strings.Join(stops, "; "), accept[1:])
 	case len(yellow) > 0:
 		return "nothing is red; yellow: " + strings.Join(yellow, "; "), nil
 	}

@@ -49,6 +49,8 @@ type Options struct {
 	Probe func(ctx context.Context, nodes []string) error
 	// AcceptMarks goes on where marks of another program may depend on the order of chains.
 	AcceptMarks bool
+	// AcceptCalico goes on where Calico's Felix may change its data plane.
+	AcceptCalico bool
 	// Out gets a line for each step of a node.
 	Out io.Writer
 }

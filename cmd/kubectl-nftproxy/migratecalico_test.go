@@ -1,0 +1,63 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"nftproxy/cmd/kubectl-nftproxy/migration"
+)
+
+// TestMigrateCalico: where Felix may go by kube-proxy's tables, the migration begins only if its FelixConfigurations
+// say Enabled for the node, or the user accepts it.
+func TestMigrateCalico(t *testing.T) {
+	t.Parallel()
+	const crd, api, asks = "crd.projectcalico.org", "projectcalico.org", "--accept-calico goes on"
+	list := func(items ...string) string { return `{"items":[` + strings.Join(items, ",") + `]}` }
+	item := func(name, spec string) string { return `{"metadata":{"name":"` + name + `"},"spec":{` + spec + `}}` }
+	const enabled, auto = `"nftablesMode":"Enabled"`, `"nftablesMode":"Auto"`
+	for name, c := range map[string]struct {
+		felix map[string]string
+		found string // of the node, if it is not what the node does not tell
+		want  string // of the error; empty for none
+	}{
+		"no resource":        {want: "what the API says of it is not known"},
+		"no right":           {felix: map[string]string{crd: "forbidden", api: list(item("default", enabled))}, want: "Forbidden"},
+		"nothing set":        {felix: map[string]string{crd: list(item("default", ""))}, want: "do not say it"},
+		"Auto":               {felix: map[string]string{crd: list(item("default", auto))}, want: "say Auto ("},
+		"Enabled":            {felix: map[string]string{crd: list(item("default", enabled))}},
+		"Enabled, API group": {felix: map[string]string{api: list(item("default", enabled))}},
+		"for all nodes":      {felix: map[string]string{crd: list(item("default", auto), item("x", enabled+`,"nodeSelector":"all()"`))}},
+		"for the node":       {felix: map[string]string{crd: list(item("default", auto), item("node.a", enabled))}},
+		"for another":        {felix: map[string]string{crd: list(item("default", auto), item("node.b", enabled))}, want: "say Auto ("},
+		"the node's Auto":    {felix: map[string]string{crd: list(item("node.a", auto), item("default", enabled))}, want: "say Auto ("},
+		"by a selector": {felix: map[string]string{crd: list(item("default", enabled), item("x", auto+`,"nodeSelector":"has(y)"`))},
+			want: "FelixConfiguration x: it has a nodeSelector"},
+		"the environment": {felix: map[string]string{crd: list(item("default", enabled))}, found: "FELIX_NFTABLESMODE=auto",
+			want: asks},
+	} {
+		f := newFakeProxies(true, "a")
+		f.nodes["a"].calico, f.felix = "Felix depends", c.felix
+		if c.found != "" {
+			f.nodes["a"].calico = c.found
+		}
+		before := f.state()
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy})
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v\n%s", name, err, out)
+			}
+			continue
+		}
+		stopped := (*migration.StoppedError)(nil)
+		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), asks) {
+			t.Errorf("%s: %v, want %q\n%s", name, err, c.want, out)
+		}
+		if f.state() != before {
+			t.Errorf("%s: something was changed", name)
+		}
+		if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, AcceptCalico: true}); err != nil {
+			t.Errorf("%s, accepted: %v\n%s", name, err, out)
+		}
+	}
+}
