@@ -16,24 +16,26 @@ func TestMigrateCalico(t *testing.T) {
 	list := func(items ...string) string { return `{"items":[` + strings.Join(items, ",") + `]}` }
 	item := func(name, spec string) string { return `{"metadata":{"name":"` + name + `"},"spec":{` + spec + `}}` }
 	const enabled, auto = `"nftablesMode":"Enabled"`, `"nftablesMode":"Auto"`
+	in := func(group string, items ...string) map[string]string { return map[string]string{group: list(items...)} }
+	standard := func(spec string) string { return item("default", spec) }
 	for name, c := range map[string]struct {
 		felix map[string]string
 		found string // of the node, if it is not what the node does not tell
 		want  string // of the error; empty for none
 	}{
 		"no resource":        {want: "what the API says of it is not known"},
-		"no right":           {felix: map[string]string{crd: "forbidden", api: list(item("default", enabled))}, want: "Forbidden"},
-		"nothing set":        {felix: map[string]string{crd: list(item("default", ""))}, want: "do not say it"},
-		"Auto":               {felix: map[string]string{crd: list(item("default", auto))}, want: "say Auto ("},
-		"Enabled":            {felix: map[string]string{crd: list(item("default", enabled))}},
-		"Enabled, API group": {felix: map[string]string{api: list(item("default", enabled))}},
-		"for all nodes":      {felix: map[string]string{crd: list(item("default", auto), item("x", enabled+`,"nodeSelector":"all()"`))}},
-		"for the node":       {felix: map[string]string{crd: list(item("default", auto), item("node.a", enabled))}},
-		"for another":        {felix: map[string]string{crd: list(item("default", auto), item("node.b", enabled))}, want: "say Auto ("},
-		"the node's Auto":    {felix: map[string]string{crd: list(item("node.a", auto), item("default", enabled))}, want: "say Auto ("},
-		"by a selector": {felix: map[string]string{crd: list(item("default", enabled), item("x", auto+`,"nodeSelector":"has(y)"`))},
+		"no right":           {felix: map[string]string{crd: "forbidden", api: list(standard(enabled))}, want: "Forbidden"},
+		"nothing set":        {felix: in(crd, item("default", "")), want: "do not say it"},
+		"Auto":               {felix: in(crd, standard(auto)), want: "say Auto ("},
+		"Enabled":            {felix: in(crd, standard(enabled))},
+		"Enabled, API group": {felix: in(api, standard(enabled))},
+		"for all nodes":      {felix: in(crd, standard(auto), item("x", enabled+`,"nodeSelector":"all()"`))},
+		"for the node":       {felix: in(crd, standard(auto), item("node.a", enabled))},
+		"for another":        {felix: in(crd, standard(auto), item("node.b", enabled)), want: "say Auto ("},
+		"the node's Auto":    {felix: in(crd, item("node.a", auto), standard(enabled)), want: "say Auto ("},
+		"by a selector": {felix: in(crd, standard(enabled), item("x", auto+`,"nodeSelector":"has(y)"`)),
 			want: "FelixConfiguration x: it has a nodeSelector"},
-		"the environment": {felix: map[string]string{crd: list(item("default", enabled))}, found: "FELIX_NFTABLESMODE=auto",
+		"the environment": {felix: in(crd, standard(enabled)), found: "FELIX_NFTABLESMODE=auto",
 			want: asks},
 	} {
 		f := newFakeProxies(true, "a")

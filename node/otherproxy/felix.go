@@ -120,10 +120,11 @@ func (f Felix) String() string {
 	case after == "" && len(f.Planes) == 0:
 		return text
 	case after == "":
-		return text + "; what it uses without kube-proxy's nftables tables depends on its nftablesMode, which the node does " +
-			"not tell: with Enabled nftables, with Auto (the default from Calico 3.32 on) iptables"
+		return text + "; what it uses without kube-proxy's nftables tables depends on its nftablesMode, which the node " +
+			"does not tell: with Enabled nftables, with Auto (the default from Calico 3.32 on) iptables"
 	case f.Depends():
-		return text + " while kube-proxy's nftables tables are there, and will use " + after + " without them (" + from + ")"
+		return text + " while kube-proxy's nftables tables are there, and will use " + after + " without them (" + from +
+			")"
 	case slices.Equal(f.Planes, []string{after}):
 		return text + ", also without kube-proxy's nftables tables (" + from + ")"
 	default:
@@ -208,7 +209,8 @@ func (f *Felix) findChains() error {
 	defer c.close()
 	has := map[string]bool{}
 	for _, family := range ip.Families() {
-		err := c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, family, &nfnetlink.Encoder{}, func(a nfnetlink.Attributes) error {
+		all := &nfnetlink.Encoder{}
+		err := c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, family, all, func(a nfnetlink.Attributes) error {
 			switch table := a.Text(unix.NFTA_CHAIN_TABLE); {
 			case table == felixTable:
 				has[planeNFTables] = true

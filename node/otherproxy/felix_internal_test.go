@@ -14,17 +14,19 @@ func TestFelixProcess(t *testing.T) {
 		pid              int
 		mode             string
 	}{
-		"up to 3.32":            {"9 1 calico-node -felix", "A=B\x00FELIX_NFTABLESMODE=Enabled\x00", 9, felixNFTables},
-		"from 3.33 on":          {"9 1 /usr/bin/calico component felix", "felix_NFTablesMode=DISABLED\x00", 9, felixIPTables},
-		"outside of containers": {"9 1 /usr/bin/calico-felix -c /etc/calico/felix.cfg", "FELIX_NFTABLESMODE=Auto", 9, felixAuto},
-		"no setting":            {"9 1 calico-node -felix", "FELIX_IPV6SUPPORT=true\x00", 9, ""},
-		"an unknown setting":    {"9 1 calico-node -felix", "FELIX_NFTABLESMODE=Sometimes\x00", 9, ""},
-		"no environment":        {"9 1 calico-node -felix", "", 9, ""},
-		"elsewhere":             {"9 2 calico-node -felix", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
-		"another part":          {"9 1 calico-node -confd", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
-		"another component":     {"9 1 calico component typha", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
-		"unreadable":            {"9 1 calico-node unreadable", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
-		"another program":       {"9 1 sh calico-node -felix", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
+		"up to 3.32": {"9 1 calico-node -felix", "A=B\x00FELIX_NFTABLESMODE=Enabled\x00", 9, felixNFTables},
+		"from 3.33 on": {"9 1 /usr/bin/calico component felix", "felix_NFTablesMode=DISABLED\x00", 9,
+			felixIPTables},
+		"outside of containers": {"9 1 /usr/bin/calico-felix -c /etc/calico/felix.cfg", "FELIX_NFTABLESMODE=Auto", 9,
+			felixAuto},
+		"no setting":         {"9 1 calico-node -felix", "FELIX_IPV6SUPPORT=true\x00", 9, ""},
+		"an unknown setting": {"9 1 calico-node -felix", "FELIX_NFTABLESMODE=Sometimes\x00", 9, ""},
+		"no environment":     {"9 1 calico-node -felix", "", 9, ""},
+		"elsewhere":          {"9 2 calico-node -felix", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
+		"another part":       {"9 1 calico-node -confd", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
+		"another component":  {"9 1 calico component typha", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
+		"unreadable":         {"9 1 calico-node unreadable", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
+		"another program":    {"9 1 sh calico-node -felix", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := proc(t, "1 1 /sbin/init", c.process)
@@ -57,8 +59,9 @@ func TestFelixAfter(t *testing.T) {
 		{planeNFTables, "", true, "", true, "which the node does not tell"},
 		{planeNFTables, "", false, planeNFTables, false, "uses nftables, also without"},
 		{planeNFTables, felixNFTables, true, planeNFTables, false, "uses nftables, also without"},
-		{planeNFTables, felixAuto, true, planeIPTables, true, "uses nftables while kube-proxy's nftables tables are there, " +
-			"and will use iptables without them (FELIX_NFTABLESMODE=auto)"},
+		{planeNFTables, felixAuto, true, planeIPTables, true, "uses nftables while kube-proxy's nftables tables are " +
+			"there, and will " +
+			"use iptables without them (FELIX_NFTABLESMODE=auto)"},
 		{planeNFTables, felixAuto, false, planeIPTables, true, "will use iptables"}, // it is about to restart
 		{planeIPTables, "", true, planeIPTables, false, "uses iptables, also without"},
 		{planeIPTables, felixAuto, false, planeIPTables, false, "uses iptables, also without"},

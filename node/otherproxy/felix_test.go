@@ -32,26 +32,28 @@ func (w world) loadNFT(script string) {
 // TestFelixChains: Felix is seen by its chains in the kernel, of each family and each of the three interfaces. Chains
 // of others with such names elsewhere are not its own. kube-proxy's tables are a sign only while they have a chain.
 func TestFelixChains(t *testing.T) {
-	const calico = "table %s calico { chain filter-cali-FORWARD { }\n}\n"
+	const ip4, ip6 = "table ip calico { chain filter-cali-FORWARD { }\n}\n", "table ip6 calico { chain a { }\n}\n"
+	const sign, sign6 = "table ip kube-proxy { chain a { }\n}\n", "table ip6 kube-proxy { chain a { }\n}\n"
 	for name, c := range map[string]struct {
 		nft      string
 		iptables []string // commands
 		planes   string
 		depends  bool
 	}{
-		"nothing":                   {"", nil, "", false},
-		"of others":                 {"table ip mine { chain cali-FORWARD { }\n}\n table ip filter { chain calico { }\n}\n", nil, "", false},
-		"nftables":                  {strings.Replace(calico, "%s", "ip", 1), nil, "nftables", false},
-		"nftables, IPv6":            {strings.Replace(calico, "%s", "ip6", 1), nil, "nftables", false},
-		"nftables and kube-proxy":   {strings.Replace(calico, "%s", "ip", 1) + "table ip kube-proxy { chain a { }\n}", nil, "nftables", true},
-		"nftables and kube-proxy 6": {strings.Replace(calico, "%s", "ip", 1) + "table ip6 kube-proxy { chain a { }\n}", nil, "nftables", true},
-		"nftables and an empty table": {strings.Replace(calico, "%s", "ip", 1) + "table ip kube-proxy { set a { type mark\n }\n}", nil,
+		"nothing": {"", nil, "", false},
+		"of others": {"table ip mine { chain cali-FORWARD { }\n}\n table ip filter { chain calico { }\n}\n",
+			nil, "", false},
+		"nftables":                  {ip4, nil, "nftables", false},
+		"nftables, IPv6":            {ip6, nil, "nftables", false},
+		"nftables and kube-proxy":   {ip4 + sign, nil, "nftables", true},
+		"nftables and kube-proxy 6": {ip4 + sign6, nil, "nftables", true},
+		"nftables and an empty table": {ip4 + "table ip kube-proxy { set a { type mark\n }\n}", nil,
 			"nftables", false},
 		"iptables-nft":                 {"", []string{"iptables-nft"}, "iptables", false},
-		"ip6tables-nft and kube-proxy": {"table ip kube-proxy { chain a { }\n}", []string{"ip6tables-nft"}, "iptables", false},
+		"ip6tables-nft and kube-proxy": {sign, []string{"ip6tables-nft"}, "iptables", false},
 		"iptables-legacy":              {"", []string{"iptables-legacy"}, "iptables", false},
 		"ip6tables-legacy":             {"", []string{"ip6tables-legacy"}, "iptables", false},
-		"both": {strings.Replace(calico, "%s", "ip", 1) + "table ip kube-proxy { chain a { }\n}", []string{"iptables-nft"},
+		"both": {ip4 + sign, []string{"iptables-nft"},
 			"nftables iptables", true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -93,8 +93,9 @@ func (m *migration) nftablesMode(ctx context.Context, n *corev1.Node) (string, e
 // without the former have.
 func (m *migration) felixResources(ctx context.Context) (text []byte, err error) {
 	for _, group := range []string{"crd.projectcalico.org/v1", "projectcalico.org/v3"} {
-		text, err = m.of.Client.CoreV1().RESTClient().Get().AbsPath("/apis/" + group + "/felixconfigurations").DoRaw(ctx)
-		if !apierrors.IsNotFound(err) {
+		answer := m.of.Client.CoreV1().RESTClient().Get().AbsPath("/apis/" + group + "/felixconfigurations").Do(ctx)
+		text, _ = answer.Raw() // Its error lacks the API server's words.
+		if err = answer.Error(); !apierrors.IsNotFound(err) {
 			break
 		}
 	}

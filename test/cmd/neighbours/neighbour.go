@@ -91,6 +91,7 @@ func neighbours() []neighbour {
 	all = append(all, caches()...)
 	all = append(all, tunnels()...)
 	all = append(all, meshes()...)
+	all = append(all, agents()...)
 	return all
 }
 

@@ -113,7 +113,7 @@ func (r result) text() string {
 const head = `# Beside other programs
 
 Does nftproxy work beside another program that sets packet filter rules or addresses on the nodes? Each row is from a
-run of the real program ([how](evidence/neighbours/README.md)). The first column links to its version and all results.
+run of the real program, Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column links to its version and all results.
 On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's ranges of pod
 addresses.
 
@@ -132,6 +132,7 @@ func untried() []string {
 		"kube-router's service proxy, which takes nftproxy's place",
 		"MetalLB's mode for BGP, and its webhook", "kube-vip", "the binary of NodeLocal DNSCache",
 		"iptables-legacy under any of these",
+		"Calico's own binaries, routes and tunnels, and `nftablesFlowTableOffload`",
 	}
 }
 

@@ -1,0 +1,34 @@
+package main
+
+import _ "embed"
+
+// felixRules writes rules as Calico's Felix does: what it hooks where, in which order, with which verdicts and marks
+// (felix/rules and a dump of Felix of August 2026, before 3.33). Felix itself is not run: Debian has no package of it,
+// and its module can be built in its own repository only.
+//
+//go:embed felix.sh
+var felixRules string
+
+// agents enforce network policies by rules of the node.
+func agents() []neighbour {
+	one := func(name, what, plane, kind string, notes ...string) neighbour {
+		run := func(do string) string { return "sh /tmp/felix.sh " + plane + " " + kind + " " + do }
+		return neighbour{
+			name: name, program: "Calico", what: what, packages: []string{"iptables", "nftables"},
+			prepare: "cat >/tmp/felix.sh <<'SCRIPT'\n" + felixRules + "SCRIPT\n",
+			events: []event{{nameStart, run("write")}, {"writes all rules anew", run("write")},
+				{"changes a policy", run("change")}, {"restarts", run("write")}},
+			stop: event{"stops", run("remove")}, notes: notes,
+		}
+	}
+	return []neighbour{
+		one("calico-nftables", "rules of nftables as Felix has them, written by a script: policies for the client's and "+
+			"the endpoint's pod, natOutgoing", "nftables", "pods",
+			"Policies go by pods' addresses and ports: `egress` to a cluster IP matches nothing.",
+			"[What it does when kube-proxy's rules go](migrate.md#calico)."),
+		one("calico-iptables", "the same with rules of iptables", "iptables", "pods"),
+		one("calico-host", "the same for a host endpoint, with rules of nftables: policies for the node's own ports, with "+
+			"preDNAT, and with doNotTrack for a port of the node", "nftables", "host",
+			"doNotTrack for a Service's address or node port keeps its packets from being translated."),
+	}
+}
