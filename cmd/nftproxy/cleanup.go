@@ -267,7 +267,8 @@ func warnOfFelix(cmd *cobra.Command, found []otherproxy.Rules) error {
 	if err != nil {
 		return err
 	}
-	if felix.Depends() && slices.ContainsFunc(found, func(r otherproxy.Rules) bool { return r.Kind == otherproxy.NFTables }) {
+	isSign := func(r otherproxy.Rules) bool { return r.Kind == otherproxy.NFTables }
+	if felix.Depends() && slices.ContainsFunc(found, isSign) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: Calico may change its data plane now: %s. To keep it, set Felix' %s\n",
 			felix, otherproxy.FelixRemedy)
 	}

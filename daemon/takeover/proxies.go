@@ -30,7 +30,8 @@ type Proxies struct {
 type Felix struct {
 	// DataPlanes are those that have its chains, nftables or iptables.
 	DataPlanes []string `json:"dataPlanes"`
-	// After is the one that it has without kube-proxy's nftables tables: nftables, iptables or unknown. Detail explains it.
+	// After is the one that it has without kube-proxy's nftables tables: nftables, iptables or unknown. Detail explains
+	// it.
 	After  string `json:"after"`
 	Detail string `json:"detail"`
 }
