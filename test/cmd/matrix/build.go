@@ -7,11 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -35,6 +37,12 @@ func (p programs) build(ctx context.Context) error {
 		}
 	}
 	for _, pkg := range p.packages {
+		if pkg == demo {
+			if err := p.goTool(ctx, "build", "-o", p.file(demo), "./"+demo); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := p.goTool(ctx, "test", "-c", "-o", p.file(testFile(pkg)), "./"+pkg); err != nil {
 			return err
 		}
@@ -67,6 +75,7 @@ type image struct {
 	root string
 	// kernelDir has the files of the kernel's package.
 	kernelDir string
+	release
 }
 
 // write writes the file system.
@@ -78,7 +87,9 @@ func (i image) write(file string, jobs []job) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	buffered := bufio.NewWriterSize(f, 1<<20)
 	w := newArchive(buffered)
-	w.tree("/", i.root, unneeded)
+	if i.root != "" {
+		w.tree("/", i.root, unneeded)
+	}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
 		if _, err := os.Lstat(filepath.Join(i.root, dir)); errors.Is(err, os.ErrNotExist) {
 			w.symlink("/"+dir, "usr/"+dir)
@@ -92,7 +103,9 @@ func (i image) write(file string, jobs []job) (err error) {
 	w.file("/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
 	w.file("/etc/hosts", 0o644, []byte("127.0.0.1 localhost guest\n::1 localhost\n"))
 	w.copyFile("/"+initName, i.file(initName))
-	w.copyFile("/usr/sbin/nftproxy", i.file("nftproxy"))
+	if exists(i.file("nftproxy")) {
+		w.copyFile("/usr/sbin/nftproxy", i.file("nftproxy"))
+	}
 	i.addTests(w, jobs)
 	if err := i.addModules(w); err != nil {
 		return err
@@ -123,6 +136,10 @@ func (i image) addTests(w *archive, jobs []job) {
 		wanted[j.Name] = true
 	}
 	for _, pkg := range i.packages {
+		if pkg == demo {
+			w.copyFile("/usr/sbin/"+demo, i.file(demo))
+			continue
+		}
 		if wanted[pkg] {
 			w.copyFile(path.Join("/tests", testFile(pkg)), i.file(testFile(pkg)))
 			if pkg == ipvsTests && i.arch == runtime.GOARCH && exists(kubeProxy) {
@@ -136,33 +153,82 @@ func (i image) addTests(w *archive, jobs []job) {
 	}
 }
 
-// addModules adds the kernel's modules.
+// addModules adds the kernel's modules, and the lists of those to load at the start and on demand.
 func (i image) addModules(w *archive) error {
-	dir, err := one(filepath.Join(i.kernelDir, "*", "modules", "*"), filepath.Join(i.kernelDir, "usr", "lib", "modules",
-		"*"))
+	dir, err := i.modulesDir()
 	if err != nil {
 		return err
 	}
-	for _, l := range []struct {
-		file   string
-		wanted []string
-	}{{moduleList, wantedModules()}, {onDemandList, []string{"sctp"}}} {
-		found, missing, err := modules(dir, l.wanted)
-		if err != nil {
-			return err
-		}
-		var list strings.Builder
-		for _, m := range found {
-			file := path.Join("/matrix/modules.d", m.Name+".ko")
-			w.file(file, 0o644, m.Content)
-			fmt.Fprintln(&list, file)
-		}
-		w.file(l.file, 0o644, []byte(list.String()))
-		w.file(l.file+"-missing", 0o644, []byte(strings.Join(missing, "\n")))
+	lacks := func(name string) bool { return matches(i.lacks, name) }
+	all, missing, err := modules(dir, slices.DeleteFunc(wantedModules(), lacks))
+	if err != nil {
+		return err
 	}
+	for _, m := range all {
+		if lacks(m.Name) {
+			return fmt.Errorf("a machine of %s would have the module %s, which others need", i.series, m.Name)
+		}
+		w.file(moduleFile(m), 0o644, m.Content)
+	}
+	onDemand := func(name string) bool { return matches(i.onDemand, name) }
+	var list strings.Builder
+	for _, m := range withNeeds(all, func(name string) bool { return !onDemand(name) }) {
+		fmt.Fprintln(&list, moduleFile(m))
+	}
+	w.file(moduleList, 0o644, []byte(list.String()))
+	w.file(moduleList+"-missing", 0o644, []byte(strings.Join(missing, "\n")))
+	var demands []demand
+	for _, m := range all {
+		if onDemand(m.Name) {
+			d := demand{Names: append(m.Aliases, m.Name)}
+			for _, n := range withNeeds(all, func(name string) bool { return name == m.Name }) {
+				d.Files = append(d.Files, moduleFile(n))
+			}
+			demands = append(demands, d)
+		}
+	}
+	text, err := json.Marshal(demands)
+	if err != nil {
+		return err
+	}
+	w.file(onDemandList, 0o644, text)
 	w.symlink("/usr/sbin/"+modprobe, "/"+initName)
 	return nil
 }
+
+func (i image) modulesDir() (string, error) {
+	return one(filepath.Join(i.kernelDir, "*", "modules", "*"), filepath.Join(i.kernelDir, "usr", "lib", "modules", "*"))
+}
+
+// lacking are the names by which the kernel asks for modules that the machine lacks.
+func (i image) lacking() (map[string]bool, error) {
+	names := map[string]bool{}
+	if len(i.lacks) == 0 {
+		return names, nil
+	}
+	dir, err := i.modulesDir()
+	if err != nil {
+		return nil, err
+	}
+	files, err := moduleFiles(dir)
+	if err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(files, func(name, _ string) bool { return !matches(i.lacks, name) })
+	all, _, err := modules(dir, slices.Collect(maps.Keys(files)))
+	for _, m := range all {
+		if _, lacks := files[m.Name]; lacks {
+			names[m.Name] = true
+			for _, a := range m.Aliases {
+				names[a] = true
+			}
+		}
+	}
+	return names, err
+}
+
+// moduleFile is where a machine has a module.
+func moduleFile(m module) string { return path.Join("/matrix/modules.d", m.Name+".ko") }
 
 func exists(file string) bool {
 	_, err := os.Stat(file)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -26,6 +27,11 @@ func guest() error {
 	}
 	if err := prepare(); err != nil {
 		fmt.Println("guest: prepare:", err)
+	}
+	if os.Getenv(computerVariable) != "" {
+		if err := enterComputer(); err != nil {
+			return fmt.Errorf("enter the files of the computer: %w", err)
+		}
 	}
 	if err := reapUntilDone(); err != nil {
 		fmt.Println("guest:", err)
@@ -60,6 +66,9 @@ func prepare() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
+	if err := traceRequests(); err != nil {
+		return fmt.Errorf("trace requests for modules: %w", err)
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err
@@ -70,46 +79,60 @@ func prepare() error {
 // loadModules loads the modules in the order of their list. One that the machine has no device for
 // is no error of the tests.
 func loadModules() error {
-	return loadList(moduleList)
-}
-
-// loadOnDemand loads the modules for a name that the kernel asks for, as modprobe does.
-func loadOnDemand(name string) error {
-	if name == onDemandIPv4 || name == onDemandIPv6 {
-		return loadList(onDemandList)
-	}
-	return fmt.Errorf("no module %s", name)
-}
-
-func loadList(file string) error {
-	list, err := os.ReadFile(file)
+	list, err := os.ReadFile(moduleList)
 	if err != nil {
 		return err
 	}
 	for file := range strings.Lines(string(list)) {
-		if err := loadModule(strings.TrimSpace(file)); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := loadModule(strings.TrimSpace(file)); err != nil {
 			fmt.Printf("guest: module %s: %v\n", filepath.Base(file), err)
 		}
 	}
 	return nil
 }
 
+// loadOnDemand loads the modules for a name that the kernel asks for, as modprobe does.
+func loadOnDemand(name string) error {
+	text, err := os.ReadFile(onDemandList)
+	if err != nil {
+		return err
+	}
+	var demands []demand
+	if err := json.Unmarshal(text, &demands); err != nil {
+		return err
+	}
+	found, errs := false, []error(nil)
+	for _, d := range demands {
+		if slices.Contains(d.Names, moduleName(name)) {
+			found = true
+			for _, file := range d.Files {
+				errs = append(errs, loadModule(file))
+			}
+		}
+	}
+	if !found {
+		return fmt.Errorf("no module %s", name)
+	}
+	return errors.Join(errs...)
+}
+
+// loadModule loads a module, if it is not loaded yet.
 func loadModule(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return unix.FinitModule(int(f.Fd()), "", 0)
+	if err := unix.FinitModule(int(f.Fd()), "", 0); !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return nil
 }
 
 // reapUntilDone runs this program again for the jobs, and reaps what they leave behind.
 func reapUntilDone() error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	process, err := os.StartProcess(self, []string{self}, &os.ProcAttr{
+	// Its file may be out of sight (enterComputer), and it is the same program still.
+	process, err := os.StartProcess("/proc/self/exe", []string{"/" + initName}, &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 		Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1",
 			lineVariable + "=" + os.Getenv(lineVariable)},
@@ -145,8 +168,16 @@ func runJobs() error {
 		return err
 	}
 	for _, j := range jobs {
+		fmt.Fprint(line, frame{kind: frameBegin, job: j.Name})
 		status := runJob(j, line)
-		if _, err := fmt.Fprint(line, endFrame(j.Name, status)); err != nil {
+		requests, err := takeRequests()
+		if err != nil {
+			return err
+		}
+		for _, r := range requests {
+			fmt.Fprint(line, frame{kind: frameAsked, job: j.Name, asked: r})
+		}
+		if _, err := fmt.Fprint(line, frame{kind: frameEnd, job: j.Name, status: status}); err != nil {
 			return err
 		}
 	}
@@ -154,7 +185,6 @@ func runJobs() error {
 }
 
 func runJob(j job, line io.Writer) (status int) {
-	fmt.Fprint(line, beginFrame(j.Name))
 	cmd := exec.Command(j.Command[0], j.Command[1:]...)
 	cmd.Dir = j.Dir
 	cmd.Env = append(os.Environ(), j.Env...)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 )
 
@@ -10,13 +9,14 @@ import (
 const (
 	moduleList = "/matrix/modules" // the files of modules, one a line, in the order of loading
 	jobList    = "/matrix/jobs"    // a list of job, as JSON
-	// onDemandList has the files of those that are loaded when the kernel asks for onDemandIPv4 or
-	// onDemandIPv6, which it does for the first SCTP socket. Before, the kernel leaves SCTP's packets to
-	// tests.
+	// onDemandList is a list of demand, as JSON. SCTP is there on each machine: before its first socket, the kernel
+	// leaves SCTP's packets to tests.
 	onDemandList = "/matrix/modules-on-demand"
-	onDemandIPv4 = "net-pf-2-proto-132-type-1"
-	onDemandIPv6 = "net-pf-10-proto-132-type-1"
 )
+
+// demand is a module that is loaded when the kernel asks for one of its names: its file comes after those of the
+// modules that it needs.
+type demand struct{ Names, Files []string }
 
 // lineVariable is the variable of a machine's first process that names the serial line for the jobs.
 const lineVariable = "MATRIX_LINE"
@@ -32,29 +32,35 @@ type job struct {
 	Env     []string
 }
 
-const frame = "\x1fmatrix "
+// request is a module that the kernel wanted to load for a process: the name by which it asked, and the process's name,
+// of which the kernel has 15 characters.
+type request struct{ Module, By string }
 
-// beginFrame is the line before the output of a job.
-func beginFrame(name string) string { return fmt.Sprintf("\n%sbegin %s\n", frame, name) }
+const mark = "\x1fmatrix "
 
-// endFrame is the line after the output of a job.
-func endFrame(name string, status int) string {
-	return fmt.Sprintf("\n%send %s %d\n", frame, name, status)
+// frame is a line that the machine writes about a job: that it begins, what it asked for, and that it ended.
+type frame struct {
+	kind, job string
+	status    int     // of frameEnd
+	asked     request // of frameAsked
 }
 
-// readFrame reads a line that beginFrame or endFrame made.
-func readFrame(line string) (name string, ended bool, status int, isFrame bool) {
-	rest, isFrame := strings.CutPrefix(strings.TrimRight(line, "\r\n"), frame)
+const (
+	frameBegin = "begin"
+	frameAsked = "asked"
+	frameEnd   = "end"
+)
+
+func (f frame) String() string {
+	return fmt.Sprintf("\n%s%s %s %d %q %q\n", mark, f.kind, f.job, f.status, f.asked.Module, f.asked.By)
+}
+
+// readFrame reads a line of frame's String.
+func readFrame(line string) (f frame, isFrame bool) {
+	rest, isFrame := strings.CutPrefix(strings.TrimRight(line, "\r\n"), mark)
 	if !isFrame {
-		return "", false, 0, false
+		return f, false
 	}
-	words := strings.Fields(rest)
-	switch {
-	case len(words) == 2 && words[0] == "begin":
-		return words[1], false, 0, true
-	case len(words) == 3 && words[0] == "end":
-		status, err := strconv.Atoi(words[2])
-		return words[1], true, status, err == nil
-	}
-	return "", false, 0, false
+	_, err := fmt.Sscanf(rest, "%s %s %d %q %q", &f.kind, &f.job, &f.status, &f.asked.Module, &f.asked.By)
+	return f, err == nil
 }

@@ -1,14 +1,45 @@
 package main
 
+import (
+	"path"
+	"slices"
+)
+
 // release is a release of Debian, whose newest kernel a machine has.
 type release struct {
 	name string
-	// series is the kernel's, which does not change in a release.
+	// series is the kernel's, which does not change in a release, with what a machine lacks of it.
 	series string
+	// lacks has patterns (path.Match) of modules that the machine does not have. Nothing of ours may ask for one.
+	lacks []string
+	// onDemand has patterns of modules that are loaded when the kernel asks for them, as on a node, and not at the start.
+	onDemand []string
 }
 
 func releases() []release {
-	return []release{{"bullseye", "5.10"}, {"bookworm", "6.1"}, {"trixie", "6.12"}}
+	return []release{
+		{name: "bullseye", series: "5.10", onDemand: []string{"sctp"}},
+		{name: "bookworm", series: "6.1", onDemand: []string{"sctp"}},
+		{name: "trixie", series: "6.12", onDemand: []string{"sctp"}},
+		// As a node of RHEL 10 whose only packet filter is nf_tables, of which nothing is loaded at its start.
+		{name: "trixie", series: "6.12-nf_tables", lacks: withoutIPTables(),
+			onDemand: []string{"sctp", "nf_*", "nft_*", "nfnetlink*"}},
+	}
+}
+
+// withoutIPTables are the modules of iptables, ebtables, ipset and IPVS, and that by which iptables-nft uses those of
+// iptables.
+func withoutIPTables() []string {
+	return []string{"x_tables", "xt_*", "ip_tables", "iptable_*", "ipt_*", "ip6_tables", "ip6table_*", "ip6t_*", "ebt*",
+		"arp_tables", "arptable_*", "arpt_*", "ip_set*", "ip_vs*", "nft_compat"}
+}
+
+// matches says whether one of the patterns is a name's.
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		found, err := path.Match(p, name)
+		return err == nil && found
+	})
 }
 
 // kernelPackage stands for the newest kernel of a release, without the architecture. The kernels for
@@ -25,6 +56,9 @@ func commandPackages() []string {
 
 // ipvsTests is the package whose tests need kube-proxy: only --packages chooses it.
 const ipvsTests = "test/ipvs"
+
+// demo is the package whose program is run in place of its tests.
+const demo = "demo"
 
 // kernelTests names the tests of a package that need a kernel. The others have the same outcome on
 // each, and emulation is slow.
@@ -49,13 +83,13 @@ func kernelTests(pkg string) string {
 // targets, the kernel's answers that a test makes wrong itself, and two without a kernel.
 const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStaleAgainstOracle$)"
 
-// defaultPackages are those with tests that need a kernel, and no API server.
+// defaultPackages are those with tests that need a kernel, and no API server, and the demo.
 func defaultPackages() []string {
 	return []string{
 		"nft/kernel", "nft/ruleset", "nft/livetrace", "nft/ejecttable", "nft/invalidtable", "conntrack",
 		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/listen", "node/hostaddr",
 		"node/otherproxy", "look/preflight", "daemon/proxy",
-		"test/lib/testnet", "test/lib/netfilter", "test/scenario",
+		"test/lib/testnet", "test/lib/netfilter", "test/scenario", demo,
 		"test/datapath", // the last: it loads the kernel's SCTP, which answers what other tests send
 	}
 }
@@ -64,7 +98,8 @@ func defaultPackages() []string {
 // lack some, or have them built in.
 func wantedModules() []string {
 	return []string{
-		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "vrf", "af_packet",
+		"virtio_pci", "virtio_rng", "virtio_console", "virtio_blk", "overlay",
+		"veth", "dummy", "tun", "bridge", "vxlan", "vrf", "af_packet",
 		"sch_netem", "sch_ingress", "sch_tbf",
 		"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_reject", "nft_reject_ipv4",
 		"nft_reject_ipv6",
@@ -85,5 +120,6 @@ func wantedModules() []string {
 		"ip_set_bitmap_port", "xt_recent", "xt_limit", "xt_LOG", "xt_socket", "xt_TPROXY", "xt_physdev", "xt_u32",
 		"ipt_REJECT",
 		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", "ip_vs_wlc",
+		"sctp",
 	}
 }

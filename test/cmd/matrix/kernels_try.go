@@ -23,7 +23,7 @@ type options struct {
 	arch              string
 	tests, logs, page string
 	short, build      bool
-	counted           bool
+	counted, kvm      bool
 	timeout           time.Duration
 	cpus              int
 }
@@ -47,6 +47,7 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
 	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that "+
 		"measure, on a busy computer")
+	f.BoolVar(&o.kvm, "kvm", false, "have this computer's processor run the machines, by /dev/kvm")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
 	if err := f.Parse(args); err != nil {
@@ -94,8 +95,8 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 		if !slices.Contains(o.kernels, r.series) {
 			continue
 		}
-		c, err := try(ctx, o, r, machine{target: t, qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built,
-			out)
+		m := machine{target: t, qemu: qemu, cpus: o.cpus, memory: 3072, kvm: o.kvm, counted: o.counted}
+		c, err := try(ctx, o, r, m, cache, commands, built, out)
 		if err != nil {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
 		}
@@ -161,28 +162,30 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 	out io.Writer) (c column, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: o.arch},
-		kernelPackage+o.arch)
+	kernel, err := r.unpack(ctx, cache, o.arch, out)
 	if err != nil {
 		return c, err
 	}
-	fmt.Fprintf(out, "%s %s\n", kernel.Name, kernel.Version)
-	if kernel.Old != nil {
-		fmt.Fprintf(out, "  perhaps not the newest: %v\n", kernel.Old)
-	}
-	if m.kernel, err = one(filepath.Join(kernel.Dir, "boot", "vmlinuz-*")); err != nil {
+	if m.kernel, err = kernelFile(kernel); err != nil {
 		return c, err
 	}
-	i := image{programs: built, root: commands, kernelDir: kernel.Dir}
+	i := image{programs: built, root: commands, kernelDir: kernel.Dir, release: r}
+	lacking, err := i.lacking()
+	if err != nil {
+		return c, err
+	}
 	file := filepath.Join(o.logs, r.series+".initramfs")
 	defer func() { err = errors.Join(err, os.Remove(file)) }()
 	m.console = filepath.Join(o.logs, r.series+"-console.log")
 	m.image = func(jobs []job) (string, error) { return file, i.write(file, jobs) }
 	started := time.Now()
-	c = column{Series: r.series, Kernel: kernel.Version, Day: started.Format(time.DateOnly)}
+	c = column{Series: r.series, Kernel: kernel.Version, Day: started.Format(time.DateOnly), Lacks: r.lacks}
 	err = m.run(ctx, o.jobs(), func(name string, done outcome) error {
+		asked := done.askedByOurs(name, lacking)
 		if name == checkJob {
-			c.Findings, err = readFindings(done.output)
+			if c.Findings, err = readFindings(done.output); err == nil && len(asked) > 0 {
+				err = fmt.Errorf("nftproxy check asked for modules: %v", asked)
+			}
 			return err
 		}
 		log := filepath.Join(o.logs, r.series+"-"+testFile(name)+".log")
@@ -190,12 +193,44 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 			return err
 		}
 		result, err := read(ctx, name, done)
+		result.Asked = asked
 		c.Results = append(c.Results, result)
 		result.print(out)
 		return err
 	})
 	fmt.Fprintf(out, "  %s in all\n", time.Since(started).Round(time.Second))
 	return c, err
+}
+
+// unpack unpacks the release's newest kernel.
+func (r release) unpack(ctx context.Context, cache, arch string, out io.Writer) (aptget.Newest, error) {
+	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: arch}, kernelPackage+arch)
+	if err != nil {
+		return kernel, err
+	}
+	fmt.Fprintf(out, "%s: %s %s\n", r.series, kernel.Name, kernel.Version)
+	if kernel.Old != nil {
+		fmt.Fprintf(out, "  perhaps not the newest: %v\n", kernel.Old)
+	}
+	return kernel, nil
+}
+
+func kernelFile(k aptget.Newest) (string, error) {
+	return one(filepath.Join(k.Dir, "boot", "vmlinuz-*"))
+}
+
+// askedByOurs are the requests of a job's programs of this repository for modules that the machine lacks.
+func (o outcome) askedByOurs(name string, lacking map[string]bool) []string {
+	const longest = 15 // characters of a process's name
+	var found []string
+	for _, r := range o.asked {
+		test := testFile(name)
+		ours := r.By == test[:min(len(test), longest)] || r.By == "nftproxy" || r.By == demo
+		if ours && lacking[moduleName(r.Module)] {
+			found = append(found, r.By+": "+r.Module)
+		}
+	}
+	return found
 }
 
 // checkJob is the name of the job that has nftproxy look at the kernel.
@@ -205,6 +240,10 @@ const checkJob = "nftproxy-check"
 func (o options) jobs() []job {
 	jobs := []job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
 	for _, pkg := range o.packages {
+		if pkg == demo {
+			jobs = append(jobs, job{Name: demo, Dir: "/", Command: []string{"/usr/sbin/" + demo}})
+			continue
+		}
 		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" +
 			sameEverywhere}
 		if o.short {
@@ -231,6 +270,9 @@ func (r result) print(out io.Writer) {
 	}
 	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d, in %s\n", r.Pkg, word, r.Passed, r.Failed,
 		len(r.Skips), r.Took.Round(time.Second))
+	if len(r.Asked) > 0 {
+		fmt.Fprintf(out, "    asked for modules that are not there: %s\n", strings.Join(r.Asked, ", "))
+	}
 	for _, name := range r.failedTests() {
 		fmt.Fprintf(out, "    --- %s\n%s\n", name, indent(tail(r.Failures[name], 20)))
 	}

@@ -22,6 +22,14 @@ type machine struct {
 	// console is a file for what the kernel says.
 	console string
 	cpus    int
+	// memory is in MiB, and devices are further arguments of qemu; parameters are further ones of the kernel.
+	memory     int
+	devices    []string
+	parameters string
+	// live takes the output of jobs while they run, if it is not nil.
+	live io.Writer
+	// kvm has this computer's processor run the machine, in place of qemu.
+	kvm bool
 	// counted has the machine's clock count instructions, so that what else this computer does changes
 	// no figure of a test. Such a machine is slower.
 	counted bool
@@ -35,6 +43,8 @@ type outcome struct {
 	died    bool
 	console string
 	took    time.Duration
+	// asked are the modules that the kernel asked for meanwhile.
+	asked []request
 }
 
 // run runs the jobs in one machine, and in another those that come after one in whose middle the
@@ -61,20 +71,24 @@ func (m machine) run(ctx context.Context, jobs []job, done func(name string, o o
 	return nil
 }
 
-// boot runs a machine until it ends, or the context does. The processor is emulated, so no rights
-// and no support by this computer's processor are needed.
+// boot runs a machine until it ends, or the context does. It needs no rights and no support by this computer's
+// processor, but for kvm.
 func (m machine) boot(ctx context.Context, image string, done func(name string, o outcome) error) error {
-	emulation := []string{"-accel", "tcg,thread=multi"}
-	if m.counted {
-		emulation = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"} // an instruction is a nanosecond
+	processor := m.target.emulated
+	switch {
+	case m.kvm:
+		processor = m.target.accelerated
+	case m.counted:
+		processor.args = append([]string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"}, // ns an instruction
+			processor.args[2:]...)
 	}
-	cmd := exec.CommandContext(ctx, m.qemu, append(append(emulation, m.devices...),
-		"-smp", fmt.Sprint(m.cpus), "-m", "3072",
+	cmd := exec.CommandContext(ctx, m.qemu, slices.Concat(processor.args, m.target.devices, m.devices, []string{
+		"-smp", fmt.Sprint(m.cpus), "-m", fmt.Sprint(m.memory),
 		"-kernel", m.kernel, "-initrd", image,
-		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/"+initName+" "+
-			m.parameters+" "+lineVariable+"="+m.line,
+		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/" + initName +
+			" " + m.target.parameters + " " + processor.parameters + " " + lineVariable + "=" + m.line + " " + m.parameters,
 		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
-		"-serial", "file:"+m.console, "-chardev", "stdio,id=jobs")...)
+		"-serial", "file:" + m.console, "-chardev", "stdio,id=jobs"})...)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
 	lines, err := cmd.StdoutPipe()
@@ -84,7 +98,7 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	died, readErr := collect(lines, done)
+	died, readErr := collect(lines, m.live, done)
 	if readErr != nil {
 		return errors.Join(readErr, cmd.Process.Kill(), cmd.Wait())
 	}
@@ -100,28 +114,37 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 	return nil
 }
 
-// collect reads the jobs' outcomes from a machine's serial line. It returns the job, if any, in whose
-// middle the line ends.
-func collect(r io.Reader, done func(name string, o outcome) error) (died map[string]outcome, err error) {
+// collect reads the jobs' outcomes from a machine's serial line, and copies their output to live if that is not nil. It
+// returns the job, if any, in whose middle the line ends.
+func collect(r io.Reader, live io.Writer, done func(name string, o outcome) error) (died map[string]outcome,
+	err error) {
 	var name string
 	var output bytes.Buffer
+	var asked []request
 	var began time.Time
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
-		frame, ended, status, isFrame := readFrame(line)
+		f, isFrame := readFrame(line)
 		switch {
-		case isFrame && !ended:
-			name, began = frame, time.Now()
+		case isFrame && f.kind == frameBegin:
+			name, began, asked = f.job, time.Now(), nil
 			output.Reset()
-		case isFrame && frame == name:
-			if err := done(name, outcome{status: status, output: bytes.Clone(output.Bytes()),
-				took: time.Since(began)}); err != nil {
+		case isFrame && f.kind == frameAsked && f.job == name:
+			asked = append(asked, f.asked)
+		case isFrame && f.kind == frameEnd && f.job == name:
+			if err := done(name, outcome{status: f.status, output: bytes.Clone(output.Bytes()), took: time.Since(began),
+				asked: asked}); err != nil {
 				return nil, err
 			}
 			name = ""
 		case name != "":
 			output.WriteString(line)
+			if live != nil {
+				if _, err := io.WriteString(live, line); err != nil {
+					return nil, err
+				}
+			}
 		}
 		if errors.Is(err, io.EOF) {
 			if name != "" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -9,10 +10,14 @@ import (
 // TestCollect: the output of jobs is theirs whatever is between them, and a machine that ends in the
 // middle of a job is no good outcome of that job.
 func TestCollect(t *testing.T) {
-	line := "noise\n" + beginFrame("one") + "PASS\r\nmore" + endFrame("one", 0) + "noise\n" + beginFrame("two") + "x\n" +
-		endFrame("two", 2) + beginFrame("three") + "half"
+	begin := func(job string) string { return frame{kind: frameBegin, job: job}.String() }
+	end := func(job string, status int) string { return frame{kind: frameEnd, job: job, status: status}.String() }
+	asked := request{"ip_tables", "iptables"}
+	line := "noise\n" + begin("one") + "PASS\r\nmore" + frame{kind: frameAsked, job: "one", asked: asked}.String() +
+		end("one", 0) + "noise\n" + begin("two") + "x\n" + end("two", 2) + begin("three") + "half"
 	done := map[string]outcome{}
-	died, err := collect(strings.NewReader(line), func(name string, o outcome) error {
+	var live strings.Builder
+	died, err := collect(strings.NewReader(line), &live, func(name string, o outcome) error {
 		done[name] = o
 		return nil
 	})
@@ -24,10 +29,14 @@ func TestCollect(t *testing.T) {
 	}
 	maps.Copy(done, died)
 	one, two, three := done["one"], done["two"], done["three"]
-	if one.status != 0 || one.died || string(one.output) != "PASS\r\nmore\n" {
+	if one.status != 0 || one.died || strings.TrimRight(string(one.output), "\n") != "PASS\r\nmore" ||
+		!slices.Equal(one.asked, []request{asked}) {
 		t.Errorf("one: %+v", one)
 	}
-	if two.status != 2 || two.died || !strings.HasPrefix(string(two.output), "x\n") {
+	if !strings.HasPrefix(live.String(), "PASS\r\nmore") || strings.Contains(live.String(), "noise") {
+		t.Errorf("live: %q", live.String())
+	}
+	if two.status != 2 || two.died || len(two.asked) > 0 || !strings.HasPrefix(string(two.output), "x\n") {
 		t.Errorf("two: %+v", two)
 	}
 	if !three.died || string(three.output) != "half" || len(done) != 3 {

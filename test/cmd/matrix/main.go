@@ -1,6 +1,7 @@
 // Command matrix tries nftproxy on what Debian's releases have, and says what works on which:
 //
 //	matrix kernels   the tests that need a kernel and no API server, on each kernel in a VM (make test-kernels)
+//	matrix run       a command as root on one of these kernels, among this computer's files, such as a real cluster
 //	matrix nft       each nft command lists our tables and takes its own listings back (make test-nft)
 //
 // The kernels need no rights and no hardware support for virtual machines; as root the command installs qemu where that
@@ -51,9 +52,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		switch args[0] {
 		case "kernels":
 			return tryKernels(ctx, args[1:], out)
+		case "run":
+			return tryCommand(ctx, args[1:], out)
 		case "nft":
 			return tryNFTs(ctx, args[1:], out)
 		}
 	}
-	return errors.New("say what to try: matrix kernels, or matrix nft")
+	return errors.New("say what to try: matrix kernels, matrix run or matrix nft")
 }

@@ -21,6 +21,8 @@ type module struct {
 	// File is its path below the kernel's folder of modules.
 	File    string
 	Content []byte
+	// Needs are the modules that it needs, and Aliases the names under which the kernel asks for it beside its own.
+	Needs, Aliases []string
 }
 
 // modules returns the wanted modules of a kernel and all that they need, each after those that it
@@ -52,11 +54,10 @@ func modules(dir string, wanted []string) (found []module, missing []string, err
 		if m.Content, err = uncompressed(filepath.Join(dir, file)); err != nil {
 			return err
 		}
-		needs, err := dependencies(m.Content)
-		if err != nil {
+		if err := m.readInfo(); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
-		for _, n := range needs {
+		for _, n := range m.Needs {
 			if err := add(n); err != nil {
 				return err
 			}
@@ -125,41 +126,57 @@ func uncompressed(file string) ([]byte, error) {
 	return out, nil
 }
 
-// dependencies returns the modules that a module needs, by its section .modinfo.
-func dependencies(module []byte) ([]string, error) {
-	file, err := elf.NewFile(bytes.NewReader(module))
+// readInfo reads what a module says of itself in its section .modinfo.
+func (m *module) readInfo() error {
+	file, err := elf.NewFile(bytes.NewReader(m.Content))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	section := file.Section(".modinfo")
 	if section == nil {
-		return nil, errors.New("not a kernel module: no section .modinfo")
+		return errors.New("not a kernel module: no section .modinfo")
 	}
 	info, err := section.Data()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return needed(info), nil
+	m.Needs, m.Aliases = parseInfo(string(info))
+	return nil
 }
 
-// needed reads the dependencies of .modinfo: hard ones, and those that are to be loaded before.
-func needed(info []byte) []string {
-	var all []string
-	for field := range strings.SplitSeq(string(info), "\x00") {
+// parseInfo reads the dependencies of .modinfo, hard ones and those that are to be loaded before, and the aliases.
+func parseInfo(info string) (needs, aliases []string) {
+	for field := range strings.SplitSeq(info, "\x00") {
 		key, value, _ := strings.Cut(field, "=")
 		switch key {
 		case "depends":
-			all = append(all, strings.FieldsFunc(value, func(r rune) bool { return r == ',' })...)
+			needs = append(needs, strings.FieldsFunc(value, func(r rune) bool { return r == ',' })...)
 		case "softdep":
 			if before, found := strings.CutPrefix(value, "pre: "); found {
 				before, _, _ = strings.Cut(before, "post:")
-				all = append(all, strings.Fields(before)...)
+				needs = append(needs, strings.Fields(before)...)
+			}
+		case "alias":
+			aliases = append(aliases, moduleName(value))
+		}
+	}
+	for i := range needs {
+		needs[i] = moduleName(needs[i])
+	}
+	slices.SortFunc(needs, cmp.Compare)
+	return slices.Compact(needs), aliases
+}
+
+// withNeeds returns those of the modules that the chosen ones need, and these, in the order of the modules.
+func withNeeds(all []module, chosen func(name string) bool) []module {
+	needed := map[string]bool{}
+	for _, m := range slices.Backward(all) { // each comes after those that it needs
+		if needed[m.Name] || chosen(m.Name) {
+			needed[m.Name] = true
+			for _, n := range m.Needs {
+				needed[n] = true
 			}
 		}
 	}
-	for i := range all {
-		all[i] = moduleName(all[i])
-	}
-	slices.SortFunc(all, cmp.Compare)
-	return slices.Compact(all)
+	return slices.DeleteFunc(slices.Clone(all), func(m module) bool { return !needed[m.Name] })
 }

@@ -11,14 +11,18 @@ import (
 	"testing"
 )
 
-// TestNeeded: what a module says of the modules that it needs.
-func TestNeeded(t *testing.T) {
-	info := "license=GPL\x00depends=nf-conntrack,nf_nat\x00softdep=pre: crc32c post: other\x00alias=depends=no\x00"
-	if got, want := needed([]byte(info)), []string{"crc32c", "nf_conntrack", "nf_nat"}; !slices.Equal(got, want) {
-		t.Errorf("needs %q, want %q", got, want)
+// TestParseInfo: what a module says of the modules that it needs, and of its other names.
+func TestParseInfo(t *testing.T) {
+	info := "license=GPL\x00depends=nf-conntrack,nf_nat\x00softdep=pre: crc32c post: other\x00alias=net-pf-2\x00"
+	needs, aliases := parseInfo(info)
+	if want := []string{"crc32c", "nf_conntrack", "nf_nat"}; !slices.Equal(needs, want) {
+		t.Errorf("needs %q, want %q", needs, want)
 	}
-	if got := needed([]byte("depends=\x00")); len(got) != 0 {
-		t.Errorf("needs %q, want none", got)
+	if want := []string{"net_pf_2"}; !slices.Equal(aliases, want) {
+		t.Errorf("aliases %q, want %q", aliases, want)
+	}
+	if needs, aliases := parseInfo("depends=\x00"); len(needs)+len(aliases) != 0 {
+		t.Errorf("needs %q, aliases %q; want none", needs, aliases)
 	}
 }
 
@@ -45,6 +49,13 @@ func TestOrder(t *testing.T) {
 	}
 	if !slices.Equal(missing, []string{"zz"}) {
 		t.Errorf("missing %q", missing)
+	}
+	names = nil
+	for _, m := range withNeeds(found, func(name string) bool { return name == "b" }) {
+		names = append(names, m.Name)
+	}
+	if want := []string{"c_d", "b"}; !slices.Equal(names, want) {
+		t.Errorf("with those that it needs, b is %q; want %q", names, want)
 	}
 }
 

@@ -16,6 +16,8 @@ type column struct {
 	Day      string
 	Findings []finding
 	Results  []result
+	// Lacks has patterns of modules that the machine did not have.
+	Lacks []string
 }
 
 // finding is one of nftproxy check.
@@ -49,7 +51,15 @@ func matrix(columns []column) string {
 	for _, probe := range probes(columns) {
 		row(strings.TrimPrefix(probe, "kernel: "), func(c column) string { return c.finding(probe) })
 	}
+	if slices.ContainsFunc(columns, func(c column) bool { return len(c.Lacks) > 0 }) {
+		row("lacks the modules", func(c column) string { return strings.Join(c.Lacks, ", ") })
+		row("... and nftproxy or a test asked the kernel for", column.asked)
+	}
 	for _, pkg := range packages(columns) {
+		if pkg == demo {
+			row("`make demo`", func(c column) string { return c.result(pkg).summary() })
+			continue
+		}
 		row("tests of `"+pkg+"`", func(c column) string { return c.result(pkg).summary() })
 	}
 	notes := map[string][]string{}
@@ -125,9 +135,27 @@ func (c column) finding(probe string) string {
 	return escape(fmt.Sprintf("**%s**: %s; %s", c.Findings[i].Level, c.Findings[i].Found, c.Findings[i].Do))
 }
 
+// asked says which modules that it lacks the kernel was asked for.
+func (c column) asked() string {
+	if len(c.Lacks) == 0 {
+		return ""
+	}
+	var all []string
+	for _, r := range c.Results {
+		all = append(all, r.Asked...)
+	}
+	if len(all) == 0 {
+		return "none of them"
+	}
+	return escape("**" + strings.Join(all, ", ") + "**")
+}
+
 func (r *result) summary() string {
-	if r == nil {
+	switch {
+	case r == nil:
 		return "did not run"
+	case r.Pkg == demo && r.good():
+		return "works"
 	}
 	parts := []string{fmt.Sprintf("%d pass", r.Passed)}
 	if r.Died {

@@ -21,18 +21,27 @@ type result struct {
 	Skips, Failures map[string]string
 	// Died says that the kernel ended in the middle of the package.
 	Died bool
+	// Asked are the requests of the package's programs, and of nftproxy, for modules that the machine lacks.
+	Asked []string
 	// Whole is false if the tests ended with an error other than a failed test.
 	Whole bool
 	Took  time.Duration
 }
 
-func (r result) good() bool { return r.Failed == 0 && r.Whole && !r.Died }
+func (r result) good() bool { return r.Failed == 0 && r.Whole && !r.Died && len(r.Asked) == 0 }
 
 // event is one of go tool test2json.
 type event struct{ Action, Test, Output string }
 
-// read reads the output of a package's tests, run with -test.v=test2json.
+// read reads the output of a package's tests, run with -test.v=test2json, or of the demo.
 func read(ctx context.Context, pkg string, o outcome) (result, error) {
+	if pkg == demo {
+		r := result{Pkg: pkg, Died: o.died, Took: o.took, Whole: o.status == 0}
+		if !r.Whole {
+			r.Failures = map[string]string{"(the whole)": tail(string(o.output), 60)}
+		}
+		return r, nil
+	}
 	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", pkg)
 	cmd.Stdin = bytes.NewReader(o.output)
 	text, err := cmd.Output()
