@@ -16,7 +16,7 @@ import (
 func TestReusedPort(t *testing.T) {
 	const each, first = 16, 31000 // ports of each family: no number twice, since a socket of IPv6 takes a port of both
 	w := newWorld(t)
-	w.startKubeProxy()
+	w.startKubeProxy("ipvs")
 	w.hasChains()
 	w.serves("kube-proxy", w.ways())
 	must(t, w.Outside.Sysctl("net.ipv4.tcp_max_tw_buckets", "0")) // the client's own kernel gives a port back at once

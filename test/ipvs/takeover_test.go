@@ -68,7 +68,7 @@ func (s service) addrs() []netip.Addr {
 // IPVS; and nothing that kube-proxy made is left at the end, and everything of others is.
 func TestTakeover(t *testing.T) {
 	w := newWorld(t)
-	w.startKubeProxy()
+	w.startKubeProxy("ipvs")
 	w.hasChains()
 	w.serves("kube-proxy", w.ways())
 	other := "203.0.113.9:8443"
@@ -115,7 +115,7 @@ func TestTakeover(t *testing.T) {
 		after.steps(3)
 
 		w.run("ipvsadm", "-D", "-f", "7")
-		w.startKubeProxy()
+		w.startKubeProxy("ipvs")
 		w.run("nftproxy", "proxies", "--await=kube-proxy", "--timeout="+limit.String())
 		stop, cancel := context.WithTimeout(t.Context(), limit)
 		must(t, w.nftproxy.Stop(stop))
@@ -276,13 +276,16 @@ func (w *world) writeManifests() {
 	}
 }
 
-func (w *world) startKubeProxy() {
+func (w *world) startKubeProxy(mode string) {
 	w.Helper()
+	if _, err := os.Stat("/proc/net/ip_vs"); mode == "ipvs" && err != nil {
+		w.Skip("this kernel has no IPVS")
+	}
 	const kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: " +
 		"c}}]\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:8001'}}]\n"
 	config := `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
-mode: ipvs
+mode: ` + mode + `
 clientConnection: {kubeconfig: ` + filepath.Join(w.dir, "kubeconfig") + `, contentType: application/json, acceptContentTypes: application/json}
 clusterCIDR: "` + w.ClusterCIDRs[0].String() + "," + w.ClusterCIDRs[1].String() + `"
 conntrack: {maxPerCore: 0}

@@ -12,7 +12,10 @@ import (
 // them, and the page stays.
 func TestKept(t *testing.T) {
 	dir := t.TempDir()
-	o := options{logs: dir, page: filepath.Join(dir, "page.md")}
+	o, err := parse([]string{"--logs=" + dir, "--page=" + filepath.Join(dir, "page.md")})
+	if err != nil {
+		t.Fatal(err)
+	}
 	const before = "# Page\n"
 	if err := os.WriteFile(o.page, []byte(before), 0o644); err != nil {
 		t.Fatal(err)
@@ -40,7 +43,7 @@ func TestKept(t *testing.T) {
 		}
 	}
 	all := defaultPackages()
-	for i, r := range releases() {
+	for i, r := range o.releases() {
 		if page, said := write(); !strings.Contains(said, "on kernel "+r.series) || page != before {
 			t.Fatalf("after %d kernels: %q, %q", i, page, said)
 		}

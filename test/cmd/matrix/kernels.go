@@ -54,8 +54,16 @@ func commandPackages() []string {
 	return []string{"nftables", "iptables", "coreutils", "ipset", "ipvsadm"}
 }
 
-// ipvsTests is the package whose tests need kube-proxy: only --packages chooses it.
+// ipvsTests is the package whose tests need kube-proxy: --packages chooses it, and a machine without iptables has it.
 const ipvsTests = "test/ipvs"
+
+// tested are the packages whose tests run on the release's machine by default.
+func (r release) tested() []string {
+	if len(r.lacks) > 0 {
+		return append(defaultPackages(), ipvsTests)
+	}
+	return defaultPackages()
+}
 
 // demo is the package whose program is run in place of its tests.
 const demo = "demo"

@@ -33,11 +33,13 @@ func parse(args []string) (options, error) {
 	f := pflag.NewFlagSet("matrix kernels", pflag.ContinueOnError)
 	var all []string
 	for _, r := range releases() {
-		all = append(all, r.series)
+		if len(r.lacks) == 0 {
+			all = append(all, r.series)
+		}
 	}
 	f.StringSliceVar(&o.kernels, "kernels", all, "`series` of kernels to try")
 	f.StringVar(&o.arch, "arch", "amd64", "`architecture` of the machines: amd64 or arm64")
-	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
+	f.StringSliceVar(&o.packages, "packages", nil, "`packages` whose tests to run; all that need a kernel by default")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
 	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels, in a folder of its own "+
 		"for arm64")
@@ -84,17 +86,14 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 	if err := os.MkdirAll(o.logs, 0o755); err != nil {
 		return err
 	}
-	built := programs{filepath.Join(o.logs, "programs"), o.arch, o.packages}
+	built := programs{filepath.Join(o.logs, "programs"), o.arch, o.allPackages()}
 	if o.build {
 		if err := built.build(ctx); err != nil {
 			return err
 		}
 	}
 	var columns []column
-	for _, r := range releases() {
-		if !slices.Contains(o.kernels, r.series) {
-			continue
-		}
+	for _, r := range o.releases() {
 		m := machine{target: t, qemu: qemu, cpus: o.cpus, memory: 3072, kvm: o.kvm, counted: o.counted}
 		c, err := try(ctx, o, r, m, cache, commands, built, out)
 		if err != nil {
@@ -108,6 +107,31 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	return o.report(columns, out)
+}
+
+// releases are those whose kernels to try.
+func (o options) releases() []release {
+	return slices.DeleteFunc(releases(), func(r release) bool { return !slices.Contains(o.kernels, r.series) })
+}
+
+// packagesOn are the packages whose tests to run on a release's kernel.
+func (o options) packagesOn(r release) []string {
+	if o.packages != nil {
+		return o.packages
+	}
+	return r.tested()
+}
+
+// allPackages are those of all releases.
+func (o options) allPackages() (all []string) {
+	for _, r := range o.releases() {
+		for _, p := range o.packagesOn(r) {
+			if !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
 }
 
 // report prints the matrix, and puts it on its page. Failed tests are an error.
@@ -134,27 +158,39 @@ func (o options) report(columns []column, out io.Writer) error {
 	return nil
 }
 
-// writePage puts the last outcome of each package on each kernel on the page. If some are missing it says which, and
-// leaves the page as it is: what stands there is from a run elsewhere, and true.
+// writePage puts the last outcome of each package on each kernel on the page, in a table for the kernels as Debian has
+// them and in one for those that lack modules. If some are missing it says which, and leaves the table as it is: what
+// stands there is from a run elsewhere, and true.
 func (o options) writePage(out io.Writer) error {
-	var columns []column
-	whole := true
-	for _, r := range releases() {
-		c, missing, err := complete(o.logs, r.series, defaultPackages())
-		if err != nil {
+	for _, s := range []struct {
+		section
+		lacks bool
+	}{{page(), false}, {pageWithoutModules(), true}} {
+		of := slices.DeleteFunc(releases(), func(r release) bool { return len(r.lacks) > 0 != s.lacks })
+		if !slices.ContainsFunc(of, func(r release) bool { return slices.Contains(o.kernels, r.series) }) {
+			continue
+		}
+		columns, whole := []column(nil), true
+		for _, r := range of {
+			c, missing, err := complete(o.logs, r.series, r.tested())
+			if err != nil {
+				return err
+			}
+			if len(missing) > 0 {
+				whole = false
+				fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s: its table in %s stays as it is\n", r.series,
+					strings.Join(missing, ", "), o.page)
+			}
+			columns = append(columns, c)
+		}
+		if !whole {
+			continue
+		}
+		if err := s.Replace(o.page, matrix(columns)); err != nil {
 			return err
 		}
-		if len(missing) > 0 {
-			whole = false
-			fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s: %s stays as it is\n", r.series, strings.Join(missing, ", "),
-				o.page)
-		}
-		columns = append(columns, c)
 	}
-	if !whole {
-		return nil
-	}
-	return page().Replace(o.page, matrix(columns))
+	return nil
 }
 
 // try runs the tests on the newest kernel of a release.
@@ -180,7 +216,7 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 	m.image = func(jobs []job) (string, error) { return file, i.write(file, jobs) }
 	started := time.Now()
 	c = column{Series: r.series, Kernel: kernel.Version, Day: started.Format(time.DateOnly), Lacks: r.lacks}
-	err = m.run(ctx, o.jobs(), func(name string, done outcome) error {
+	err = m.run(ctx, o.jobs(r), func(name string, done outcome) error {
 		asked := done.askedByOurs(name, lacking)
 		if name == checkJob {
 			if c.Findings, err = readFindings(done.output); err == nil && len(asked) > 0 {
@@ -237,9 +273,9 @@ func (o outcome) askedByOurs(name string, lacking map[string]bool) []string {
 const checkJob = "nftproxy-check"
 
 // jobs are nftproxy check, and the tests, as commands of a machine.
-func (o options) jobs() []job {
+func (o options) jobs(r release) []job {
 	jobs := []job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
-	for _, pkg := range o.packages {
+	for _, pkg := range o.packagesOn(r) {
 		if pkg == demo {
 			jobs = append(jobs, job{Name: demo, Dir: "/", Command: []string{"/usr/sbin/" + demo}})
 			continue

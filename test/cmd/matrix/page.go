@@ -175,6 +175,11 @@ func escape(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
 }
 
+// pageWithoutModules is the part of the kernels that lack modules.
+func pageWithoutModules() section {
+	return section{Name: "matrix of make test-no-iptables", Heading: "Without iptables"}
+}
+
 // page is the matrix's part of its page.
 func page() section {
 	return section{Name: "matrix of make test-kernels", Heading: "The matrix"}

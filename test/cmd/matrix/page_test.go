@@ -22,6 +22,18 @@ func TestPage(t *testing.T) {
 		Results: []result{{Pkg: "a/b", Passed: 2, Failed: 1, Whole: true, Skips: skips}}}
 	young := column{Series: "6.12", Kernel: "6.12.1-1", Day: "2026-11-24", Findings: findings[:1],
 		Results: []result{{Pkg: "a/b", Passed: 3, Whole: true, Died: true, Skips: skips}}}
+	poor := column{Series: "6.12-nf_tables", Lacks: []string{"xt_*"}, Results: []result{{Pkg: demo, Whole: true},
+		{Pkg: "c", Whole: true, Asked: []string{"c: xt_mark"}}}}
+	if poor.Results[1].good() {
+		t.Error("a package that asks for a module that is not there is good")
+	}
+	without := matrix([]column{poor})
+	for _, want := range []string{"| lacks the modules | xt_* |\n", "asked the kernel for | **c: xt_mark** |\n",
+		"| `make demo` | works |\n"} {
+		if !strings.Contains(without, want) {
+			t.Errorf("%q is not in\n%s", want, without)
+		}
+	}
 	text := matrix([]column{old, young})
 	for _, want := range []string{
 		"|  | Linux 5.10 | Linux 6.12 |\n| --- | --- | --- |\n",
