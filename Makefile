@@ -73,6 +73,15 @@ test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 
 	$(if $(findstring test/ipvs,$(PACKAGES)),hack/build-tools.sh kube-proxy)
 	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/evidence/kernels.md))
 
+.PHONY: test-no-iptables
+test-no-iptables: ## run the same tests and the demo on a kernel 6.12 without the modules of iptables, ipset and IPVS, as on RHEL 10, where kube-proxy's iptables mode fails, and write that table of docs/evidence/kernels.md; PACKAGES=conntrack for some
+	hack/build-tools.sh kube-proxy
+	$(GO) run ./test/cmd/matrix kernels --kernels=6.12-nf_tables --timeout=3h $(if $(PACKAGES),--packages=$(PACKAGES),--page=docs/evidence/kernels.md)
+
+.PHONY: on-kernel
+on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.12-nf_tables, 6.1 or 5.10, among this computer's files, which it cannot change: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm
+	$(GO) run ./test/cmd/matrix run --kernel=$(or $(KERNEL),6.12) $(if $(KVM),--kvm) --timeout=6h sh -c '$(COMMAND)'
+
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one: after a change of what is sent to the kernel, and before a release
 	$(GO) run ./test/cmd/matrix kernels --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,look/preflight

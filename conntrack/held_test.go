@@ -16,6 +16,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
+	features "nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -73,6 +74,7 @@ const (
 // iptables-nft, since not all kernels have the queue statement of nftables.
 func hold(t *testing.T, ns *testnet.Namespace) *queue {
 	t.Helper()
+	features.NeedIPTables(t)
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd()})
 	if err != nil {
 		t.Fatal(err)

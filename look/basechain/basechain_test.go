@@ -44,6 +44,7 @@ table bridge b { chain drops { type filter hook prerouting priority 0; drop; }; 
 `); err != nil {
 		t.Fatal(err)
 	}
+	netfilter.NeedIPTables(t)
 	legacy, err := aptget.Command("iptables-legacy", "iptables")
 	if err != nil {
 		t.Fatal(err)

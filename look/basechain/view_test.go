@@ -33,6 +33,7 @@ func TestViewOf(t *testing.T) {
 	// iptables works with the rules of an iptables program, before the proxy or after it.
 	iptables := func(program string) func(*testing.T, *testnet.Namespace) {
 		return func(t *testing.T, ns *testnet.Namespace) {
+			netfilter.NeedIPTables(t)
 			path, err := aptget.Command(program, "iptables")
 			if err != nil {
 				t.Fatal(err)

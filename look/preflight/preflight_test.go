@@ -166,6 +166,7 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 `); err != nil {
 		t.Fatal(err)
 	}
+	netfilter.NeedIPTables(t)
 	legacy, err := aptget.Command("ip6tables-legacy", "iptables")
 	if err != nil {
 		t.Fatal(err)
@@ -214,6 +215,7 @@ table ip a {
 `); err != nil {
 		t.Fatal(err)
 	}
+	netfilter.NeedIPTables(t)
 	for _, args := range []string{
 		"iptables-nft -A INPUT -j REJECT --reject-with icmp-host-prohibited", "ip6tables-nft -A FORWARD -s fd00::1 -j REJECT",
 		"iptables-legacy -A FORWARD -p tcp -j ACCEPT", "iptables-legacy -A FORWARD -j REJECT",
@@ -284,6 +286,7 @@ table inet early { chain early { type nat hook prerouting priority -101; jump in
 `); err != nil {
 		t.Fatal(err)
 	}
+	netfilter.NeedIPTables(t)
 	for _, c := range []struct{ program, args string }{
 		{"iptables-nft", "-t nat -N AWS-CONNMARK-CHAIN-0"},
 		{"iptables-nft", "-t nat -A AWS-CONNMARK-CHAIN-0 -j CONNMARK --set-xmark 0x80/0x80"},

@@ -10,6 +10,7 @@ import (
 	"nftproxy/look/preflight"
 	"nftproxy/nfnetlink"
 	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/netfilter"
 )
 
 // TestQueues: a program that waits for packets is named while no rule hands it any, whichever iptables has the rule.
@@ -28,6 +29,7 @@ func TestQueues(t *testing.T) {
 		t.Skipf("this kernel has no queues: %v", err)
 	}
 	w.want(w.check(), preflight.Yellow, "queues", "in queue 0", "enforces nothing", "CONFIG_NFT_QUEUE")
+	netfilter.NeedIPTables(t)
 	for _, program := range []string{"iptables-legacy", "ip6tables-nft"} {
 		path, err := aptget.Command(program, "iptables")
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -23,6 +24,7 @@ func TestNodePortsOfSets(t *testing.T) {
 	log.SetOutput(&said)
 	defer log.SetOutput(os.Stderr)
 	ns := testnet.NamespaceForTest(t, "sets")
+	netfilter.NeedIPTables(t)
 	command, err := aptget.Command("ipset", "ipset") // as kube-proxy runs it
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/node/otherproxy"
+	"nftproxy/test/lib/netfilter"
 )
 
 // serviceDevice makes a device with the name and the type of that of kube-proxy's IPVS mode and with these addresses,
@@ -207,6 +208,7 @@ func TestOthersDevice(t *testing.T) {
 // TestIPSets: kube-proxy's ipsets go, and others' stay, even where the name begins alike.
 func TestIPSets(t *testing.T) {
 	w := newWorld(t)
+	netfilter.NeedIPTables(t)
 	family6 := netlink.IpsetCreateOptions{Family: unix.AF_INET6}
 	create := func(name, kind string, options netlink.IpsetCreateOptions) {
 		t.Helper()

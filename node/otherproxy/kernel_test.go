@@ -49,6 +49,7 @@ func backends() []backend {
 // iptables runs a command of iptables and returns its output.
 func (w world) iptables(input, command string, args ...string) string {
 	w.Helper()
+	netfilter.NeedIPTables(w)
 	path, err := aptget.Command(command, "iptables")
 	if err != nil {
 		w.Fatal(err)

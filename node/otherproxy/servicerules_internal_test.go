@@ -6,6 +6,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -14,6 +15,7 @@ import (
 func TestServiceRules(t *testing.T) {
 	for _, backend := range []string{"nft", "legacy"} {
 		t.Run(backend, func(t *testing.T) {
+			netfilter.NeedIPTables(t)
 			ns := testnet.NamespaceForTest(t, "rules")
 			run := func(command string, args ...string) {
 				t.Helper()

@@ -58,10 +58,14 @@ const flannelImage = "ghcr.io/flannel-io/flannel:cluster"
 
 func (f flannelChoice) addition() addition {
 	ranges := cluster.PodCIDRs()
+	rules := "iptables" // of the CNI plugins
+	if f.nftables {
+		rules = "nftables"
+	}
 	return addition{
 		daemonSet: "kube-flannel/kube-flannel-ds",
 		manifest: strings.NewReplacer("IMAGE", flannelImage, "NET6", ranges[1].String(), "NET4", ranges[0].String(),
-			"BACKEND", f.backend, "NFTABLES", strconv.FormatBool(f.nftables)).Replace(flannelManifest),
+			"BACKEND", f.backend, "RULES", rules, "NFTABLES", strconv.FormatBool(f.nftables)).Replace(flannelManifest),
 		programs: []program{{
 			image: flannelImage, tool: "flannel", path: "opt/bin/flanneld",
 			applets: []string{"sh", "cat", "mv", "sleep", "test"},
