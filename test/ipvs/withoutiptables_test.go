@@ -10,9 +10,9 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestWithoutIPTables: where the kernel lacks the modules of iptables and ipset, as on RHEL 10, the real kube-proxy does
-// not serve in iptables mode, and says why; nftproxy serves on the same node, and asks for none of these modules (make
-// test-kernels fails if it does).
+// TestWithoutIPTables: where the kernel lacks the modules of iptables and ipset, as on RHEL 10, the real kube-proxy
+// does not serve in iptables mode, and says why; nftproxy serves on the same node, and asks for none of these modules
+// (make test-no-iptables fails if it does).
 func TestWithoutIPTables(t *testing.T) {
 	w := newWorld(t)
 	if w.hasIPTables() {

@@ -76,6 +76,12 @@ func newCommand() *cobra.Command {
 		Use: "serve", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), *dir, options) },
 	}
+	prepareOnly := &cobra.Command{
+		Use: "prepare", Short: "Build and unpack what up needs, so that it needs neither a compiler nor the network",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return prepareFor(cmd.Context(), *dir, options, os.Stdout) },
+	}
+	options.register(prepareOnly)
 	options.register(up)
 	options.register(serve)
 	execute := &cobra.Command{
@@ -84,7 +90,8 @@ func newCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
-	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir), newNodeLossCommand(dir), newMoveCommand(dir),
+	root.AddCommand(up, prepareOnly, serve, newSuiteCommand(dir), newOutageCommand(dir), newNodeLossCommand(dir),
+		newMoveCommand(dir),
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails",
 			Args: cobra.NoArgs,
@@ -249,11 +256,8 @@ func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	if _, err := os.Stat(socket(dir)); err == nil {
 		return fmt.Errorf("%s has a cluster; remove it by `make cluster-down`", dir)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := prepareFor(ctx, dir, o, out); err != nil {
 		return err
-	}
-	if err := prepare(ctx, dir, o, out); err != nil {
-		return fmt.Errorf("prepare: %w", err)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -286,6 +290,17 @@ func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	}
 	if !done {
 		return errors.Join(fmt.Errorf("the cluster did not come up; %s has its files", dir), cmd.Wait())
+	}
+	return nil
+}
+
+// prepareFor prepares what a cluster needs.
+func prepareFor(ctx context.Context, dir string, o upOptions, out io.Writer) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := prepare(ctx, dir, o, out); err != nil {
+		return fmt.Errorf("prepare: %w", err)
 	}
 	return nil
 }

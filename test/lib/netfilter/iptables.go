@@ -10,8 +10,8 @@ import (
 	"nftproxy/test/lib/aptget"
 )
 
-// NeedIPTables skips the test if the kernel lacks the modules of iptables and ipset, as on RHEL 10. A test calls it before
-// it asks for one of them: make test-no-iptables fails where anything of ours asks.
+// NeedIPTables skips the test if the kernel lacks the modules of iptables and ipset, as on RHEL 10. A test calls it
+// before it asks for one of them: make test-no-iptables fails where anything of ours asks.
 func NeedIPTables(t TB) {
 	t.Helper()
 	path, err := aptget.Command("iptables-legacy", "iptables")
