@@ -67,6 +67,8 @@ const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
 // writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
 // that it runs.
 func writeKubeProxyImage(ctx context.Context, software cluster.Software, dir string) error {
-	return program{image: kubeProxyImage, tool: "kube-proxy", path: "usr/local/bin/kube-proxy"}.writeImage(ctx, software,
-		dir)
+	return program{
+		image: kubeProxyImage, tool: "kube-proxy", path: "usr/local/bin/kube-proxy",
+		packages: []string{"ipset"}, // its IPVS mode runs it
+	}.writeImage(ctx, software, dir)
 }
