@@ -62,5 +62,7 @@ func waitInQueue(socket *nfnetlink.Socket) error {
 	)
 	r := nfnetlink.Requester{Socket: socket, Subsystem: unix.NFNL_SUBSYS_QUEUE}
 	command := new(nfnetlink.Encoder).Bytes(attributeCommand, []byte{commandBind, 0, 0, unix.AF_UNSPEC})
-	return r.Receive(messageConfig, 0, unix.AF_UNSPEC, command.B, func(nfnetlink.Message) error { return nil })
+	return r.Receive(messageConfig, unix.NLM_F_ACK, unix.AF_UNSPEC, command.B, func(nfnetlink.Message) error {
+		return nil
+	})
 }

@@ -88,8 +88,8 @@ func kernelTests(pkg string) string {
 }
 
 // sameEverywhere are the tests that take long and are about our own code: the first inputs of fuzz
-// targets, the kernel's answers that a test makes wrong itself, and two without a kernel.
-const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStaleAgainstOracle$)"
+// targets, the kernel's answers that a test makes wrong itself, and three without a kernel.
+const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStaleAgainstOracle$|TestKernelBugs$)"
 
 // defaultPackages are those with tests that need a kernel, and no API server, and the demo.
 func defaultPackages() []string {
