@@ -103,9 +103,16 @@ func askCluster(ctx context.Context, f *fixture) (string, error) {
 	return fmt.Sprintf("%d nodes, and one of them without a network", len(nodes)), errors.Join(err, repair())
 }
 
-// askStreams: kubectl nftproxy trace shows the rules that a pod's connection meets on its node, and top the connections
-// of the Service there, while the pod makes them.
-func askStreams(ctx context.Context, f *fixture) (string, error) {
+// askStreams: kubectl nftproxy trace shows the rules that a pod's connection meets on its node, and top the Service
+// whose connections are refused there, while the pod makes them.
+func askStreams(ctx context.Context, f *fixture) (seen string, err error) {
+	first, end, err := otherService(ctx, &ailing{Cluster: f.Cluster})
+	if end != nil {
+		defer func() { err = errors.Join(err, end(context.WithoutCancel(ctx))) }()
+	}
+	if err != nil {
+		return "", err
+	}
 	pods, err := f.Pods(ctx, "app=client")
 	if err != nil {
 		return "", err
@@ -118,10 +125,11 @@ func askStreams(ctx context.Context, f *fixture) (string, error) {
 	from := " --from pod/" + client.Name + " -n " + Namespace
 	for _, c := range []struct {
 		args  string
+		to    string
 		wants []string
 	}{
-		{"trace svc/web:80" + from + " -- --packets 2", []string{"nftproxy", "dnat"}},
-		{"top" + from, []string{Namespace + "/web"}},
+		{"trace svc/web:80" + from + " -- --packets 2", f.ClusterIPs[0].String(), []string{"nftproxy", "dnat"}},
+		{"top" + from, first.Spec.ClusterIP, []string{"trouble/first"}},
 	} {
 		shown := make(chan error, 1)
 		go func() {
@@ -134,21 +142,20 @@ func askStreams(ctx context.Context, f *fixture) (string, error) {
 			case err = <-shown:
 				done = true
 			default:
-				// Whether it is answered in time does not matter here.
-				_, _ = f.Ask(ctx, address, "http", f.ClusterIPs[0].String(), 80, 1)
+				// Whether it is answered does not matter here.
+				_, _ = f.Ask(ctx, address, "http", c.to, 80, 1)
 			}
 		}
 		if err != nil {
 			return "", err
 		}
 	}
-	return "trace and top on " + client.Spec.NodeName, nil
+	return "on " + client.Spec.NodeName, nil
 }
 
-// askConflict: the cluster's status names a Service that has lost its external IP to an older one, and so does what
-// explains it.
+// askConflict: the cluster's status names a Service that does not get its external IP, and who has it.
 func askConflict(ctx context.Context, f *fixture) (seen string, err error) {
-	end, err := otherService(ctx, &ailing{Cluster: f.Cluster})
+	_, end, err := otherService(ctx, &ailing{Cluster: f.Cluster})
 	if end != nil {
 		defer func() { err = errors.Join(err, end(context.WithoutCancel(ctx))) }()
 	}
@@ -161,16 +168,12 @@ func askConflict(ctx context.Context, f *fixture) (seen string, err error) {
 	defer func() {
 		err = errors.Join(err, f.patchWeb(context.WithoutCancel(ctx), `{"spec":{"externalIPs":null}}`))
 	}()
+	const says = "trouble/first: 198.51.100.77:80/tcp: it belongs to Service " + Namespace + "/web"
 	err = again(ctx, func() error {
-		_, err := f.plugin(ctx, 0, []string{Namespace + "/web: ", "trouble/first"}, "status")
+		_, err := f.plugin(ctx, 0, []string{"Problems of Services:", says}, "status")
 		return err
 	})
-	if err != nil {
-		return "", err
-	}
-	_, err = f.plugin(ctx, 0, []string{"trouble/first"}, "explain", "svc/web:80", "-n", Namespace, "--from",
-		"node/"+f.Nodes()[0])
-	return "the older Service is named", err
+	return says, err
 }
 
 // askIll: kubectl nftproxy status names the node, and what is wrong with it, and is content again afterwards: a proxy

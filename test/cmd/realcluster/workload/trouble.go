@@ -76,7 +76,10 @@ func troubles() []trouble {
 		{"nftproxy hangs on a node", func(ctx context.Context, a *ailing) (ending, error) {
 			return a.shell(ctx, 0, signalScript+" STOP", signalScript+" CONT")
 		}, "cluster IP", []string{"the tables differ from the API server"}},
-		{"another Service has the external IP", otherService, "external IP", []string{"trouble/first", "is older"}},
+		{"another Service has the external IP", func(ctx context.Context, a *ailing) (ending, error) {
+			_, end, err := otherService(ctx, a)
+			return end, err
+		}, "external IP", []string{"trouble/first", "is older"}},
 		{"the cluster has no DNS", noDNS, "DNS name", []string{"look at the cluster's DNS"}},
 	}
 }
@@ -112,15 +115,15 @@ func (a *ailing) rule(ctx context.Context, node int, to string) (ending, error) 
 	return a.shell(ctx, node, "ip rule add to "+to, "ip rule del priority 100")
 }
 
-// otherService makes a Service that has the external IP of the test first.
-func otherService(ctx context.Context, a *ailing) (ending, error) {
+// otherService makes a Service without endpoints that has the external IP of the test first.
+func otherService(ctx context.Context, a *ailing) (*corev1.Service, ending, error) {
 	const name = "trouble"
 	namespaces := a.Client.CoreV1().Namespaces()
 	_, err := namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	_, err = a.Client.CoreV1().Services(name).Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "first"},
+	first, err := a.Client.CoreV1().Services(name).Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "first"},
 		Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.77"}, Selector: map[string]string{"app": "none"},
 			Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}}}}, metav1.CreateOptions{})
 	if err == nil {
@@ -133,7 +136,7 @@ func otherService(ctx context.Context, a *ailing) (ending, error) {
 			return err
 		})
 	}
-	return func(ctx context.Context) error {
+	return first, func(ctx context.Context) error {
 		return errors.Join(namespaces.Delete(ctx, name, metav1.DeleteOptions{}), again(ctx, func() error {
 			if _, err := namespaces.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return errors.Join(errors.New("the namespace is still there"), err)
