@@ -95,10 +95,10 @@ FAULT_TIME ?= 1m
 SKEW ?= 1.29,1.31,1.33,1.35,newest
 
 .PHONY: test-skew
-test-skew: ## list, watch, restart, outage and the policy about options with real kube-apiservers of SKEW=1.29,1.31,1.33,1.35,newest, which are built once; as root
+test-skew: ## list, watch, restart, outage, absent fields and the policy about options with real kube-apiservers of SKEW=1.29,1.31,1.33,1.35,newest, which are built once; as root
 	hack/build-tools.sh
 	hack/build-tools.sh $(filter kube-apiserver-1.%,$(addprefix kube-apiserver-,$(shell echo $(SKEW) | tr , ' ')))
-	NFTPROXY_SKEW=$(SKEW) $(GO) test -count=1 -timeout 30m -v -run 'TestSkew|TestValidateOptions' ./test/e2e ./watch
+	NFTPROXY_SKEW=$(SKEW) $(GO) test -count=1 -timeout 30m -v -run 'TestSkew|TestValidateOptions|TestAbsentFieldsOnAPIServers' ./test/e2e ./watch
 
 .PHONY: faults
 faults: ## let single answers of the kernel go wrong, in each way at each kind of message, and random ones for FAULT_TIME=1m; SEED=n repeats a run; as root

@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -78,37 +77,43 @@ func watched(s *corev1.Service) bool {
 		s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
-// clusterIPs returns the service's addresses in the order of its families. Where
-// ipFamilies is empty, only clusterIP counts, as in kube-proxy.
+// clusterIPs returns the service's addresses in the order of its families. An absent clusterIPs means clusterIP, and
+// an absent ipFamilies the families of the addresses: so the API server fills them in when it reads a Service that is
+// older than the fields (defaultOnReadService in pkg/registry/core/service/storage, Kubernetes 1.38). Its watches have
+// been without them (kubernetes/kubernetes#143291).
 func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
-	if len(spec.IPFamilies) == 0 {
-		addr, err := parseAddrFor(asClusterIP, spec.ClusterIP)
-		if err != nil {
-			p.add("spec.clusterIP", err)
-			return nil
+	texts, families := plural(spec), spec.IPFamilies
+	field := func(i int) string {
+		if len(spec.ClusterIPs) == 0 {
+			return "spec.clusterIP"
 		}
-		return []netip.Addr{addr}
-	}
-	if len(spec.ClusterIPs) == 0 {
-		p.add("spec.clusterIPs", errors.New("none, though spec.ipFamilies is set: the service is in no family"))
+		return item("spec.clusterIPs", i)
 	}
 	var addrs []netip.Addr
-	for i, text := range spec.ClusterIPs {
+	for i, text := range texts {
 		addr, err := parseAddrFor(asClusterIP, text)
 		switch {
 		case err != nil:
-			p.add(item("spec.clusterIPs", i), err)
-		case i >= len(spec.IPFamilies):
-			p.addValue(item("spec.clusterIPs", i), text, "spec.ipFamilies has no entry for it")
-		case family(addr) != spec.IPFamilies[i]:
-			p.addValue(item("spec.clusterIPs", i), text, "spec.ipFamilies says "+string(spec.IPFamilies[i]))
+			p.add(field(i), err)
+		case len(families) > 0 && i >= len(families):
+			p.addValue(field(i), text, "spec.ipFamilies has no entry for it")
+		case len(families) > 0 && family(addr) != families[i]:
+			p.addValue(field(i), text, "spec.ipFamilies says "+string(families[i]))
 		case slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is6() == addr.Is6() }):
-			p.addValue(item("spec.clusterIPs", i), text, "a second address of its family")
+			p.addValue(field(i), text, "a second address of its family")
 		default:
 			addrs = append(addrs, addr)
 		}
 	}
 	return addrs
+}
+
+// plural returns clusterIPs, or clusterIP if they are absent.
+func plural(spec *corev1.ServiceSpec) []string {
+	if len(spec.ClusterIPs) == 0 {
+		return []string{spec.ClusterIP}
+	}
+	return spec.ClusterIPs
 }
 
 func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
@@ -183,8 +188,10 @@ func hasFamily(spec *corev1.ServiceSpec, f corev1.IPFamily) bool {
 	if len(spec.IPFamilies) > 0 {
 		return slices.Contains(spec.IPFamilies, f)
 	}
-	addr, err := parseAddr(spec.ClusterIP)
-	return err != nil || family(addr) == f
+	return slices.ContainsFunc(plural(spec), func(text string) bool {
+		addr, err := parseAddr(text)
+		return err != nil || family(addr) == f
+	})
 }
 
 func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {

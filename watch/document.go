@@ -398,31 +398,15 @@ func jsonType(kind string) string {
 	return kind
 }
 
-// fillService sets the fields that an API server would set: the families, and
-// clusterIP and clusterIPs from each other. It cannot allocate an address.
+// fillService sets clusterIP from clusterIPs. It cannot allocate an address.
 func fillService(s *corev1.Service) error {
 	spec := &s.Spec
-	switch {
-	case spec.ClusterIP == "" && len(spec.ClusterIPs) > 0:
+	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
 		spec.ClusterIP = spec.ClusterIPs[0]
-	case spec.ClusterIP != "" && len(spec.ClusterIPs) == 0:
-		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
 	if _, otherProxy := s.Labels[labelProxyName]; spec.ClusterIP == "" && spec.Type != corev1.ServiceTypeExternalName &&
 		!otherProxy {
 		return errors.New("missing: no API server allocates one for a manifest")
-	}
-	if len(spec.IPFamilies) > 0 {
-		return nil
-	}
-	for _, text := range spec.ClusterIPs {
-		f := corev1.IPv4Protocol
-		if strings.Contains(text, ":") {
-			f = corev1.IPv6Protocol
-		}
-		if !slices.Contains(spec.IPFamilies, f) {
-			spec.IPFamilies = append(spec.IPFamilies, f)
-		}
 	}
 	return nil
 }
