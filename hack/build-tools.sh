@@ -3,8 +3,8 @@
 #
 #   hack/build-tools.sh                     etcd, kube-apiserver and kube-controller-manager: what a test cluster needs
 #   hack/build-tools.sh kube-proxy          the kube-proxy for comparison runs
-#   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
-#   hack/build-tools.sh kube-apiserver-1.29 older API servers, for make test-skew: 1.29, 1.31, 1.33, 1.35
+#   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before; kube-proxy-1.38: of the next
+#   hack/build-tools.sh kube-apiserver-1.29 other API servers, for make test-skew: 1.29, 1.31, 1.33, 1.35, 1.38
 #   hack/build-tools.sh staticcheck benchstat govulncheck
 #   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
 #   hack/build-tools.sh e2e.test ginkgo regression-issue-74839    Kubernetes' own test suite for clusters, the command that
@@ -14,14 +14,20 @@
 #   hack/build-tools.sh metallb-controller metallb-speaker    the announcer of load balancers MetalLB
 #   hack/build-tools.sh kube-network-policies kube-router    network policy engines; the second is a pod network, too
 #
-# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/kube-apiserver-*, hack/dns, hack/flannel, hack/cni,
-# hack/policies, hack/kube-router, hack/metallb, hack/lint and hack/vuln. A binary that was already built from the same go.mod, go.sum and Go release is
-# left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes one to three minutes on two
-# cores. Calls that overlap wait for each other, since each build takes all cores anyway.
+# With KUBERNETES=1.38 Kubernetes' programs are those of the next minor release, and all go into hack/tools/bin/1.38.
+#
+# Versions are those of the go.mod of hack/tools, hack/kube*, hack/dns, hack/flannel, hack/cni, hack/policies,
+# hack/metallb, hack/lint and hack/vuln. The go command fetches a newer Go if a go.mod needs it. A binary that was
+# already built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold
+# each of the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since
+# each build takes all cores anyway.
 set -eu
 
 root=$(cd "$(dirname "$0")" && pwd)
-bin=$root/tools/bin
+bin=$root/tools/bin kubernetes=tools
+if [ "${KUBERNETES:-1.37}" != 1.37 ]; then
+	bin=$bin/$KUBERNETES kubernetes=kubernetes-$KUBERNETES
+fi
 
 if [ $# -eq 0 ]; then
 	set -- etcd kube-apiserver kube-controller-manager
@@ -30,7 +36,7 @@ fi
 # stamp_version adds to flags the version of kubernetes in $module. Without it the binaries report v0.0.0-master, and
 # clients that ask for the version see that.
 stamp_version() {
-	version=$(sed -n 's|^.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$root/$module/go.mod")
+	version=$(sed -n 's|^.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' "$root/$module/go.mod")
 	minor=${version#v1.}
 	for p in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 		flags="$flags -X $p.gitVersion=$version -X $p.gitMajor=1 -X $p.gitMinor=${minor%%.*}"
@@ -42,28 +48,32 @@ source_of() {
 	flags='-s -w' build=build cgo=0
 	case $1 in
 	etcd)
-		module=tools package=go.etcd.io/etcd/server/v3 ;;
+		module=$kubernetes package=go.etcd.io/etcd/server/v3 ;;
 	kube-apiserver | kube-controller-manager | kube-scheduler | kube-proxy | kubelet | kubectl)
-		module=tools package=k8s.io/kubernetes/cmd/$1
+		module=$kubernetes package=k8s.io/kubernetes/cmd/$1
+		[ $kubernetes = tools ] || [ $1 != kube-proxy ] || module=kube-proxy-$KUBERNETES
 		stamp_version ;;
 	kube-apiserver-1.29 | kube-apiserver-1.31 | kube-apiserver-1.33 | kube-apiserver-1.35)
 		module=$1 package=k8s.io/kubernetes/cmd/kube-apiserver
 		# Without it, 1.29 has the cloud providers of that time, with modules that not every proxy has.
 		[ $1 != kube-apiserver-1.29 ] || build='build -tags=providerless'
 		stamp_version ;;
-	kube-proxy-1.36)
+	kube-apiserver-1.38)
+		module=kubernetes-1.38 package=k8s.io/kubernetes/cmd/kube-apiserver
+		stamp_version ;;
+	kube-proxy-1.36 | kube-proxy-1.38)
 		module=$1 package=k8s.io/kubernetes/cmd/kube-proxy
 		stamp_version ;;
 	e2e.test)
-		module=tools package=k8s.io/kubernetes/test/e2e build='test -c -vet=off'
+		module=$kubernetes package=k8s.io/kubernetes/test/e2e build='test -c -vet=off'
 		stamp_version ;;
 	agnhost)
-		module=tools package=k8s.io/kubernetes/test/images/agnhost ;;
+		module=$kubernetes package=k8s.io/kubernetes/test/images/agnhost ;;
 	regression-issue-74839)
-		module=tools package=k8s.io/kubernetes/test/images/$1 ;;
+		module=$kubernetes package=k8s.io/kubernetes/test/images/$1 ;;
 	ginkgo)
 		# The command and the suite must be of one version.
-		module=tools package=github.com/onsi/ginkgo/v2/ginkgo ;;
+		module=$kubernetes package=github.com/onsi/ginkgo/v2/ginkgo ;;
 	coredns)
 		module=dns package=github.com/coredns/coredns ;;
 	flannel)
@@ -97,8 +107,7 @@ source_of() {
 
 # The environment of a caller that builds for another system, or with cgo, must not leak into binaries that run here.
 unset GOOS GOARCH
-export GOWORK=off
-release=$(go env GOVERSION)
+export GOWORK=off GOTOOLCHAIN=auto
 
 mkdir -p "$bin"
 exec 9>"$bin/.lock"
@@ -106,6 +115,7 @@ flock 9
 
 for name in "$@"; do
 	source_of "$name"
+	release=$(go -C "$root/$module" env GOVERSION)
 	stamp=$( { echo "$release $package $flags"; cat "$root/$module/go.mod" "$root/$module/go.sum"; } | sha256sum | cut -d' ' -f1)
 	if [ -x "$bin/$name" ] && [ "$(cat "$bin/.$name.stamp" 2>/dev/null)" = "$stamp" ]; then
 		continue

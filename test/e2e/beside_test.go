@@ -95,10 +95,11 @@ func TestRecordedFlags(t *testing.T) {
 	if os.Getenv("NFTPROXY_CONFORMANCE") == "" {
 		t.Skip("make conformance runs this")
 	}
-	if release := os.Getenv(controlplane.KubeProxyVariable); release != "" && release != "1.37" {
-		t.Skip("the list is that of 1.37")
+	release := os.Getenv(controlplane.KubeProxyVariable)
+	if release == "1.36" {
+		t.Skip("the list is that of 1.37, and 1.38 has the same")
 	}
-	kubeProxy, err := controlplane.KubeProxy(testContext(t), "")
+	kubeProxy, err := controlplane.KubeProxy(testContext(t), release)
 	if err != nil {
 		t.Fatal(err)
 	}

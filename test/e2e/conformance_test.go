@@ -82,7 +82,7 @@ func TestDifferences(t *testing.T) {
 					t.Errorf("step %d: %s: only kube-proxy's outcome may be left to chance", n+1, f)
 				}
 			}
-			for _, f := range slices.Concat(step.KubeProxy, step.WithKubeProxy("1.36")) {
+			for _, f := range slices.Concat(step.KubeProxy, step.WithKubeProxy("1.36"), step.WithKubeProxy("1.38")) {
 				switch want, found := ours[f.Path()]; {
 				case !found:
 					t.Errorf("step %d: kube-proxy: %s is none of the flows", n+1, f.Path())

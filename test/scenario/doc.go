@@ -27,8 +27,8 @@
 //     each stands "# " and the heading in docs/differences.md that gives the reason.
 //     "one of A | B" is for an outcome that differs from run to run. Only such a flow
 //     may at times have the same outcome as in "flows".
-//   - "kube-proxy-1.36" (optional): the same for that release, where it is not as with
-//     the newest. It stands in place of "kube-proxy", and may be empty.
+//   - "kube-proxy-1.36", "kube-proxy-1.38" (optional): the same for that release, where it is
+//     not as with 1.37. It stands in place of "kube-proxy", and may be empty.
 //   - "program.nft": the program, without the parts that the program of an empty
 //     cluster has, too. Those are in empty.txtar.
 //

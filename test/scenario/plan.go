@@ -41,8 +41,8 @@ type plan struct {
 func draft(step *Step, snapshot service.Snapshot) *plan {
 	p := &plan{homes: map[netip.Addr]place{}, node: step.Addresses, networks: step.Networks, servers: map[server]bool{}}
 	flows := slices.Concat(step.Flows, step.Packets, step.KubeProxy)
-	for _, earlier := range step.KubeProxyEarlier {
-		flows = append(flows, earlier...)
+	for _, other := range step.KubeProxyOther {
+		flows = append(flows, other...)
 	}
 	for _, f := range flows {
 		if f.Origin == Pod {

@@ -49,16 +49,16 @@ type Step struct {
 	// KubeProxy are those of Flows and Packets that have another outcome with
 	// kube-proxy.
 	KubeProxy []Flow
-	// KubeProxyEarlier are the same for earlier minor releases of kube-proxy that
-	// differ in this from the newest.
-	KubeProxyEarlier map[string][]Flow
+	// KubeProxyOther are the same for the other minor releases of kube-proxy that
+	// differ in this from 1.37: the one before, and the next.
+	KubeProxyOther map[string][]Flow
 }
 
 // WithKubeProxy returns the flows that have another outcome with a minor release of
-// kube-proxy, such as "1.36"; "" is the newest.
+// kube-proxy, such as "1.36"; "" is 1.37.
 func (s *Step) WithKubeProxy(release string) []Flow {
-	if earlier, found := s.KubeProxyEarlier[release]; found {
-		return earlier
+	if other, found := s.KubeProxyOther[release]; found {
+		return other
 	}
 	return s.KubeProxy
 }
@@ -138,10 +138,11 @@ func (s *Scenario) section(now *state, step *Step, name, text string) (err error
 		step.Packets, err = flows(text)
 	case "kube-proxy":
 		step.KubeProxy, err = flows(text)
-	case "kube-proxy-1.36":
-		var list []Flow
-		list, err = flows(text)
-		step.KubeProxyEarlier = map[string][]Flow{strings.TrimPrefix(name, "kube-proxy-"): list}
+	case "kube-proxy-1.36", "kube-proxy-1.38":
+		if step.KubeProxyOther == nil {
+			step.KubeProxyOther = map[string][]Flow{}
+		}
+		step.KubeProxyOther[strings.TrimPrefix(name, "kube-proxy-")], err = flows(text)
 	default:
 		err = fmt.Errorf("unknown section")
 	}

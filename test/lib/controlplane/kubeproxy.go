@@ -14,8 +14,8 @@ func KubeProxy(ctx context.Context, release string) (string, error) {
 	switch release {
 	case "", "1.37":
 		return Tool(ctx, "kube-proxy")
-	case "1.36":
-		return Tool(ctx, "kube-proxy-1.36")
+	case "1.36", "1.38":
+		return Tool(ctx, "kube-proxy-"+release)
 	}
-	return "", fmt.Errorf("kube-proxy %s: want 1.37 or 1.36", release)
+	return "", fmt.Errorf("kube-proxy %s: want 1.36, 1.37 or 1.38", release)
 }

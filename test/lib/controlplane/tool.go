@@ -14,6 +14,20 @@ import (
 // buildScript builds the tools, from the root of the repository.
 const buildScript = "hack/build-tools.sh"
 
+// KubernetesVariable is an environment variable that names a minor release of Kubernetes, such as 1.38: hack/build-tools.sh
+// builds Kubernetes' programs of that one. Without it they are those of 1.37.
+const KubernetesVariable = "KUBERNETES"
+
+// ToolsDir is the folder of the programs of hack/build-tools.sh, and module that of the Go module which pins
+// Kubernetes, both from the root of the repository.
+func ToolsDir() (dir, module string) {
+	dir, module = filepath.Join("hack", "tools", "bin"), filepath.Join("hack", "tools")
+	if release := os.Getenv(KubernetesVariable); release != "" && release != "1.37" {
+		dir, module = filepath.Join(dir, release), filepath.Join("hack", "kubernetes-"+release)
+	}
+	return dir, module
+}
+
 // Tool returns the path of a binary that hack/build-tools.sh knows (etcd, kube-apiserver,
 // kube-controller-manager, kube-proxy). It builds the binary if it is missing or older
 // than its pinned version. That takes minutes from cold, milliseconds otherwise. The
@@ -30,7 +44,8 @@ func Tool(ctx context.Context, name string) (string, error) {
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, out.Bytes())
 	}
-	return filepath.Join(root, "hack", "tools", "bin", name), nil
+	dir, _ := ToolsDir()
+	return filepath.Join(root, dir, name), nil
 }
 
 // repositoryRoot is the closest parent of the working directory that has the build script.
