@@ -177,7 +177,7 @@ endurance: ## make CHANGES=1000000 changes of Services and endpoints, and let th
 
 NODES ?= $(if $(E2E),6,3)
 
-cluster: realcluster ## bring up a real Kubernetes cluster with nftproxy on this computer, and try it; E2E=1: by Kubernetes' own tests, too; CNI=flannel or kube-router: with that as the pods' network, CNI=other-ranges: with pods outside the Nodes' podCIDRs; POLICIES=kube-network-policies or kube-router: with that network policy engine; ANNOUNCER=metallb: with that for load balancers
+cluster: realcluster ## bring up a real Kubernetes cluster with nftproxy on this computer, and try it; E2E=1: by Kubernetes' own tests, too; CNI=flannel or kube-router: with that as the pods' network, CNI=other-ranges: with pods outside the Nodes' podCIDRs; POLICIES=kube-network-policies or kube-router: with that network policy engine; ANNOUNCER=metallb: with that for load balancers; KUBERNETES=1.38: of the next release
 	bin/realcluster up --nodes=$(NODES) $(if $(E2E),--e2e) $(if $(CNI),--cni=$(CNI)) $(if $(POLICIES),--policies=$(POLICIES)) $(if $(ANNOUNCER),--announcer=$(ANNOUNCER))
 	bin/realcluster smoke
 	bin/realcluster trouble

@@ -362,8 +362,8 @@ func checkAllListed(t *testing.T, of reflect.Type, path string, fields []field) 
 	}
 }
 
-// TestAbsentFieldsOnAPIServers: the API server fills in what fieldsOfService and fieldsOfSlice say; and whether or not it
-// does so in its lists and its watches, the objects mean the same, whichever of their fields are absent in etcd.
+// TestAbsentFieldsOnAPIServers: the API server fills in what fieldsOfService and fieldsOfSlice say; and whether or not
+// it does so in its lists and its watches, the objects mean the same, whichever of their fields are absent in etcd.
 //
 // By make test-skew it runs on API servers of several releases.
 func TestAbsentFieldsOnAPIServers(t *testing.T) {

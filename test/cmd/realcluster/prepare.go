@@ -16,7 +16,10 @@ import (
 )
 
 // Where the repository has what is needed, from its root: the working directory.
-func toolsDir() string   { return "hack/tools/bin" }
+func toolsDir() string {
+	dir, _ := controlplane.ToolsDir()
+	return dir
+}
 func proxyImage() string { return "bin/nftproxy-image.tar" } // of make image
 func chartTool() string  { return "bin/helm" }
 

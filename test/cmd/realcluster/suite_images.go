@@ -105,8 +105,10 @@ func provideSuite(ctx context.Context, software cluster.Software, images string)
 // distribution: the program, CoreDNS, the certificate of its server porter, and the
 // image pause:testing, which its registry serves and which is written into a folder.
 func agnhostFiles(ctx context.Context, software cluster.Software, registry string) (map[string]string, error) {
-	out, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(software.Tools, ".."), "list", "-m", "-f", "{{.Dir}}",
-		"k8s.io/kubernetes").Output()
+	_, module := controlplane.ToolsDir()
+	cmd := exec.CommandContext(ctx, "go", "-C", module, "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes")
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=auto") // as hack/build-tools.sh
+	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("find the module k8s.io/kubernetes: %w", err)
 	}

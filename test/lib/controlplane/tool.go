@@ -14,8 +14,8 @@ import (
 // buildScript builds the tools, from the root of the repository.
 const buildScript = "hack/build-tools.sh"
 
-// KubernetesVariable is an environment variable that names a minor release of Kubernetes, such as 1.38: hack/build-tools.sh
-// builds Kubernetes' programs of that one. Without it they are those of 1.37.
+// KubernetesVariable is an environment variable that names a minor release of Kubernetes, such as 1.38:
+// hack/build-tools.sh builds Kubernetes' programs of that one. Without it they are those of 1.37.
 const KubernetesVariable = "KUBERNETES"
 
 // ToolsDir is the folder of the programs of hack/build-tools.sh, and module that of the Go module which pins

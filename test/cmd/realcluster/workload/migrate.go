@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"nftproxy/test/cmd/realcluster/cluster"
+	"nftproxy/test/lib/controlplane"
 )
 
 // pagePath is the page with the steps, from the root of the repository, which is
@@ -119,7 +120,8 @@ func (t *migration) take(ctx context.Context, s step) (string, error) {
 // shell runs a script of the page where an operator would: outside of the nodes, in
 // the root of the repository.
 func (t *migration) shell(ctx context.Context, script string) (string, error) {
-	tools, err := filepath.Abs(filepath.Join("hack", "tools", "bin"))
+	dir, _ := controlplane.ToolsDir()
+	tools, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err
 	}
