@@ -207,6 +207,7 @@ func (o *proxiesOptions) run(cmd *cobra.Command) error {
 			case <-ctx.Done():
 			}
 		}
+		report.Felix = takeover.LookForFelix()
 		err = o.print(cmd.OutOrStdout(), report, func(w io.Writer) error { return writeProxies(w, report) })
 		if err == nil && !done {
 			return fmt.Errorf("%s does not have rules for every frontend after %s", o.await, o.timeout)

@@ -25,7 +25,7 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var table string
-	var kubeProxy, force, accepting, end bool
+	var kubeProxy, force, accepting, end, calico bool
 	var excludeCIDRs []string
 	cmd := &cobra.Command{
 		Use:   "cleanup",
@@ -47,9 +47,10 @@ ipsets. It removes nothing while kube-proxy runs or may run, nothing while no
 nftproxy serves the node, and no rules of other programs. Start
 nftproxy first: it serves the Services from then on. Where a firewall drops or
 rejects packets, it leaves those chains of kube-proxy that accept some, and says what
-has to take their place; --remove-accepting then removes them. Open connections that
-go through IPVS keep what they use; run the command again later, or end them by
---end-connections.
+has to take their place; --remove-accepting then removes them. Where Calico's Felix
+may go by kube-proxy's nftables tables, it leaves an empty chain in each;
+--accept-calico removes them. Open connections that go through IPVS keep what they
+use; run the command again later, or end them by --end-connections.
 
 The exit status is 0 if nothing is left. It is 3 if cleanup --kube-proxy has removed
 all but what has to stay, and 1 if it refused or failed.`,
@@ -67,10 +68,16 @@ all but what has to stay, and 1 if it refused or failed.`,
 			if (end || len(excludeCIDRs) > 0) && !kubeProxy {
 				return usageError{errors.New("--end-connections and --ipvs-exclude-cidrs go with --kube-proxy")}
 			}
+			if calico && !kubeProxy {
+				return usageError{errors.New("--accept-calico goes with --kube-proxy")}
+			}
 			if kubeProxy {
-				of := otherproxy.Removal{Closed: takeover.Closed, EndConnections: end}
+				of := otherproxy.Removal{Closed: takeover.Closed, EndConnections: end, KeepSign: otherproxy.SignOfFelix}
 				if accepting {
 					of.Closed = nil
+				}
+				if calico {
+					of.KeepSign = nil
 				}
 				var err error
 				if of.Exclude, err = parseExcludeCIDRs(excludeCIDRs); err != nil {
@@ -89,6 +96,8 @@ all but what has to stay, and 1 if it refused or failed.`,
 		"packets (docs/migrate.md#where-a-firewall-drops-packets)")
 	cmd.Flags().BoolVar(&end, "end-connections", false, "with --kube-proxy: remove also what open connections through "+
 		"IPVS use, which ends them")
+	cmd.Flags().BoolVar(&calico, "accept-calico", false, "with --kube-proxy: remove also the empty chains by which "+
+		"Calico's Felix may go (docs/migrate.md#calico)")
 	addExcludeCIDRs(cmd.Flags(), &excludeCIDRs)
 	return cmd
 }
@@ -234,9 +243,6 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) err
 			return err
 		}
 	}
-	if err := warnOfFelix(cmd, found); err != nil {
-		return err
-	}
 	var left, failed []error
 	err = otherproxy.RemoveAll(cmd.Context(), of, func(r otherproxy.Rules, err error) {
 		switch {
@@ -259,20 +265,6 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) err
 		return statusLeft
 	}
 	return all
-}
-
-// warnOfFelix says that Calico may change its data plane. Whoever runs the command may know more than the node tells.
-func warnOfFelix(cmd *cobra.Command, found []otherproxy.Rules) error {
-	felix, err := otherproxy.FindFelix()
-	if err != nil {
-		return err
-	}
-	isSign := func(r otherproxy.Rules) bool { return r.Kind == otherproxy.NFTables }
-	if felix.Depends() && slices.ContainsFunc(found, isSign) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: Calico may change its data plane now: %s. To keep it, set Felix' %s\n",
-			felix, otherproxy.FelixRemedy)
-	}
-	return nil
 }
 
 // statusLeft is the exit status of cleanup --kube-proxy where all that is left has to stay.

@@ -239,6 +239,8 @@ func (f *KubeProxy) removeRules(ctx context.Context) {
 				f.log.Info("connections use rules of kube-proxy; these go when the connections have ended", "rules", r.String(),
 					"hint", "nftproxy cleanup --kube-proxy --end-connections removes them at once (docs/migrate.md)")
 			}
+		case errors.Is(err, otherproxy.ErrSign):
+			f.warnOnce(string(r.Kind)+" "+r.Table, err, "an empty chain of kube-proxy stays", "rules", r.String())
 		case otherproxy.Final(err):
 			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; they stay", "rules", r.String())
 		default:

@@ -175,16 +175,16 @@ func TestKubeProxyKept(t *testing.T) {
 	w.want(t, "an error", 1, 0, w.looks(t, time.Minute), "no netlink")
 }
 
-// TestKubeProxyIsASign: the log says once what Felix goes by, and tables that stay for it are tried once.
+// TestKubeProxyIsASign: the log says once what Felix goes by, and tables of which a part stays for it are tried once.
 func TestKubeProxyIsASign(t *testing.T) {
 	w := newFollowed()
 	w.inForce.Store(true)
 	w.felix = otherproxy.Felix{PID: 9, Planes: []string{"iptables"}}
 	w.want(t, "at the start", 0, 0, w.looks(t, time.Hour), "Felix (PID 9) uses iptables, also without")
-	w.felix = otherproxy.Felix{PID: 9, Planes: []string{"nftables", "iptables"}} // it changes
+	w.felix = otherproxy.Felix{PID: 9, Planes: []string{"nftables", "iptables"}, Sign: true} // it changes
 	w.kinds, w.outcome = []otherproxy.Kind{otherproxy.NFTables}, fmt.Errorf("felix: %w", otherproxy.ErrSign)
 	w.want(t, "kept", 1, 0, w.looks(t, time.Hour), "they will be removed soon", "level=WARN msg=\"Calico may change",
-		"another program may go by the table")
+		"an empty chain of kube-proxy stays\" rules=\"ip kube-proxy (nftables)\" err=\"felix: another")
 }
 
 // TestKubeProxyTriedAgain: a removal that fails otherwise is made again at each look until it

@@ -57,7 +57,8 @@ func (r Proxies) TakesOver(name string) bool {
 	return len(p.Rules) > 0 && p.Frontends > 0 && len(p.Lacks) == 0
 }
 
-// LookForProxies compares the rules of nftproxy, with this table, and kube-proxy in the kernel.
+// LookForProxies compares the rules of nftproxy, with this table, and kube-proxy in the kernel. It does not look for
+// Felix.
 func LookForProxies(ctx context.Context, table string) (Proxies, error) {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
@@ -77,20 +78,22 @@ func LookForProxies(ctx context.Context, table string) (Proxies, error) {
 	if err := errors.Join(ourErr, theirErr); err != nil {
 		return Proxies{}, fmt.Errorf("read the rules: %w", err)
 	}
-	felix, err := otherproxy.FindFelix()
-	if err != nil {
-		return Proxies{}, err
-	}
 	ours.Frontends, theirs.Frontends = len(ourFrontends), len(theirFrontends)
 	ours.Lacks, theirs.Lacks = lacks(ourFrontends, theirFrontends), lacks(theirFrontends, ourFrontends)
-	return Proxies{[]Proxy{ours, theirs}, felixReport(felix)}, nil
+	return Proxies{Proxies: []Proxy{ours, theirs}}, nil
 }
 
-func felixReport(f otherproxy.Felix) *Felix {
-	if !f.There() {
+// LookForFelix returns what the node tells of Calico's agent; nil if there is none. That it cannot be told is no error.
+func LookForFelix() *Felix {
+	const unknown = "unknown"
+	f, err := otherproxy.FindFelix()
+	switch {
+	case err != nil:
+		return &Felix{[]string{}, unknown, "cannot look for it: " + err.Error()}
+	case !f.There():
 		return nil
 	}
-	return &Felix{append([]string{}, f.Planes...), cmp.Or(f.After(), "unknown"), f.String()}
+	return &Felix{append([]string{}, f.Planes...), cmp.Or(f.After(), unknown), f.String()}
 }
 
 // lacks lists the frontends of the other proxy that this one lacks.

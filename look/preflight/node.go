@@ -116,6 +116,8 @@ func ruleFinding(probe string, r otherproxy.Rules, running otherproxy.Running) F
 	switch {
 	case r.Keep != nil:
 		return yellow(probe, r.Keep.Error(), "nftproxy does not remove these rules; see docs/migrate.md")
+	case r.Sign():
+		return green(probe, "left for Calico; it serves nothing")
 	case running.No():
 		return yellow(probe, "rules of a kube-proxy that does not run", "start nftproxy, then run nftproxy cleanup "+
 			"--kube-proxy: these rules go out of date")

@@ -48,8 +48,11 @@ type Rules struct {
 	// openings are those of these chains that accept packets.
 	openings []Opening
 	// mark tells of changes of a table of the kind NFTables; empty if there is no table.
-	mark    string
-	ruleset uint32 // the generation of the ruleset that was read
+	mark string
+	// sign says that a table of the kind NFTables has nothing but an empty chain, by which another program may go, and
+	// leavesSign that its removal leaves that.
+	sign, leavesSign bool
+	ruleset          uint32 // the generation of the ruleset that was read
 }
 
 // String is, for example, "ip nat (iptables-nft, 34 chains)".
@@ -57,10 +60,12 @@ func (r Rules) String() string {
 	if r.parts != "" {
 		return fmt.Sprintf("%s (%s, %s)", r.Table, r.Kind, r.parts)
 	}
-	switch len(r.chains) {
-	case 0:
+	switch {
+	case r.sign:
+		return fmt.Sprintf("%s (%s, an empty chain)", r.Table, r.Kind)
+	case len(r.chains) == 0:
 		return fmt.Sprintf("%s (%s)", r.Table, r.Kind)
-	case 1:
+	case len(r.chains) == 1:
 		return fmt.Sprintf("%s (%s, 1 chain)", r.Table, r.Kind)
 	}
 	return fmt.Sprintf("%s (%s, %d chains)", r.Table, r.Kind, len(r.chains))
@@ -69,6 +74,9 @@ func (r Rules) String() string {
 func rulesIn(kind Kind, f ip.Family, table string) Rules {
 	return Rules{Kind: kind, Table: tableName(f, table), family: f, name: table}
 }
+
+// Sign says that the table has nothing but an empty chain, which RemoveAll left for another program.
+func (r Rules) Sign() bool { return r.sign }
 
 // there says whether the table has any.
 func (r *Rules) there() bool { return r.mark != "" || len(r.chains) > 0 }

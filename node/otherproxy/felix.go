@@ -1,6 +1,7 @@
 package otherproxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -49,10 +50,13 @@ type Felix struct {
 	PID int
 	// Planes are the data planes, nftables or iptables, that have chains of Felix.
 	Planes []string
-	// mode is the environment's NFTablesMode, in lower case; empty if it has none, or cannot be read.
+	// mode is the environment's NFTablesMode, in lower case; empty if it has none, cannot be read, or differs between
+	// several processes.
 	mode string
-	// sign says that there are chains in the tables by which Felix chooses.
-	sign bool
+	// left says that no process on the node has these chains.
+	left bool
+	// Sign says that there are chains in the tables by which Felix chooses.
+	Sign bool
 }
 
 // FindFelix looks for Felix and its chains. It needs CAP_NET_ADMIN, and CAP_SYS_PTRACE to read the environment.
@@ -69,6 +73,7 @@ func FindFelix() (Felix, error) {
 	if err := f.findChains(); err != nil {
 		return f, fmt.Errorf("look for chains of Felix: %w", err)
 	}
+	f.left = f.PID == 0 && len(f.Planes) > 0 && SeesNode()
 	return f, nil
 }
 
@@ -77,7 +82,8 @@ func (f Felix) There() bool { return f.PID != 0 || len(f.Planes) > 0 }
 
 // Depends says that Felix has nftables, and may do so only because kube-proxy's nftables tables are there.
 func (f Felix) Depends() bool {
-	return f.After() != planeNFTables && slices.Contains(f.Planes, planeNFTables)
+	return f.Sign && !f.left && f.mode != felixNFTables && f.mode != felixIPTables &&
+		slices.Contains(f.Planes, planeNFTables)
 }
 
 // After is the data plane that Felix has without kube-proxy's nftables tables; empty if the node does not tell.
@@ -89,7 +95,7 @@ func (f Felix) After() string {
 		return planeIPTables
 	case slices.Equal(f.Planes, []string{planeIPTables}):
 		return planeIPTables
-	case slices.Equal(f.Planes, []string{planeNFTables}) && !f.sign:
+	case slices.Equal(f.Planes, []string{planeNFTables}) && !f.Sign:
 		return planeNFTables
 	}
 	return ""
@@ -97,8 +103,11 @@ func (f Felix) After() string {
 
 // String says which data plane Felix has now, and which it will have when kube-proxy's nftables tables are gone.
 func (f Felix) String() string {
-	if !f.There() {
+	switch {
+	case !f.There():
 		return "no Felix is seen"
+	case f.left:
+		return "Felix does not run, and has left chains of " + strings.Join(f.Planes, " and ")
 	}
 	text := "Felix (no process is seen)"
 	if f.PID != 0 {
@@ -140,19 +149,22 @@ func SignOfFelix() error {
 	f, err := FindFelix()
 	switch {
 	case err != nil:
-		return err
+		return fmt.Errorf("%w: what Calico's Felix does is not known: %w", ErrSign, err)
 	case f.Depends():
-		return fmt.Errorf("%w: %s; set its %s, then run nftproxy cleanup --kube-proxy", ErrSign, f, FelixRemedy)
+		return fmt.Errorf("%w: %s; set its %s, then run nftproxy cleanup --kube-proxy --accept-calico", ErrSign, f,
+			FelixRemedy)
 	}
 	return nil
 }
 
-// findProcessIn finds the process in /proc, and what its environment says of the mode.
+// findProcessIn finds the process in /proc, and what its environment says of the mode. Anybody may give a process
+// Felix' name: only root's tell the mode, and only if they agree.
 func (f *Felix) findProcessIn(proc string, here network) error {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return fmt.Errorf("list processes: %w", err)
 	}
+	var modes []string
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -160,13 +172,27 @@ func (f *Felix) findProcessIn(proc string, here network) error {
 		}
 		dir := filepath.Join(proc, e.Name())
 		// A process that hides its command line is none to tell of.
-		args, err := arguments(dir, func(name string) bool { return hasPrefix(name, "calico") })
-		if err == nil && isFelix(args) && !here.lacks(proc, dir) {
-			f.PID, f.mode = pid, felixModeOf(dir)
-			return nil
+		args, err := arguments(dir, func(name string) bool { return hasPrefix(name, "calico") && !here.lacks(proc, dir) })
+		if err != nil || !isFelix(args) {
+			continue
+		}
+		f.PID = cmp.Or(f.PID, pid)
+		if isRoots(dir) {
+			modes = append(modes, felixModeOf(dir))
 		}
 	}
+	if slices.Sort(modes); len(slices.Compact(modes)) == 1 {
+		f.mode = modes[0]
+	}
 	return nil
+}
+
+// isRoots says whether a process runs as root. The owner of its directory does not tell: a process that keeps others
+// from reading its memory has root there.
+func isRoots(dir string) bool {
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	_, ids, _ := strings.Cut(string(status), "\nUid:\t0\t")
+	return err == nil && strings.HasPrefix(ids, "0\t")
 }
 
 // isFelix goes by the command line: calico-node -felix up to Calico 3.32, calico component felix from 3.33 on, and
@@ -183,8 +209,8 @@ func isFelix(args []string) bool {
 		name == "calico" && len(args) > 2 && args[1] == "component" && args[2] == "felix"
 }
 
-// felixModeOf is the environment's NFTablesMode. Felix reads names of variables without regard to case, and what it
-// does not know counts as not set.
+// felixModeOf is the environment's NFTablesMode. Felix reads names of variables without regard to case. What it does
+// not know is its default, which comes before the API all the same, and None is the empty value (felix/config).
 func felixModeOf(dir string) string {
 	text, err := os.ReadFile(filepath.Join(dir, "environ"))
 	if err != nil {
@@ -193,8 +219,15 @@ func felixModeOf(dir string) string {
 	mode := ""
 	for v := range strings.SplitSeq(string(text), "\x00") {
 		name, value, _ := strings.Cut(strings.ToLower(v), "=")
-		if name == "felix_nftablesmode" && slices.Contains([]string{felixNFTables, felixIPTables, felixAuto}, value) {
-			mode = value
+		if name != "felix_nftablesmode" {
+			continue
+		}
+		switch mode = value; mode {
+		case felixNFTables, felixIPTables:
+		case "none":
+			mode = felixIPTables
+		default:
+			mode = felixAuto
 		}
 	}
 	return mode
@@ -215,7 +248,7 @@ func (f *Felix) findChains() error {
 			case table == felixTable:
 				has[planeNFTables] = true
 			case table == kubeProxyTable:
-				f.sign = true
+				f.Sign = true
 			case slices.Contains(felixIPTablesTables(), table) && isFelixChain(a.Text(unix.NFTA_CHAIN_NAME)):
 				has[planeIPTables] = true
 			}

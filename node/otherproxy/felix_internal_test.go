@@ -20,7 +20,9 @@ func TestFelixProcess(t *testing.T) {
 		"outside of containers": {"9 1 /usr/bin/calico-felix -c /etc/calico/felix.cfg", "FELIX_NFTABLESMODE=Auto", 9,
 			felixAuto},
 		"no setting":         {"9 1 calico-node -felix", "FELIX_IPV6SUPPORT=true\x00", 9, ""},
-		"an unknown setting": {"9 1 calico-node -felix", "FELIX_NFTABLESMODE=Sometimes\x00", 9, ""},
+		"an unknown setting": {"9 1 calico-node -felix", "FELIX_NFTABLESMODE=Sometimes\x00", 9, felixAuto},
+		"an empty setting":   {"9 1 calico-node -felix", "FELIX_NFTABLESMODE=\x00", 9, felixAuto},
+		"none":               {"9 1 calico-node -felix", "FELIX_NFTABLESMODE=None\x00", 9, felixIPTables},
 		"no environment":     {"9 1 calico-node -felix", "", 9, ""},
 		"elsewhere":          {"9 2 calico-node -felix", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
 		"another part":       {"9 1 calico-node -confd", "FELIX_NFTABLESMODE=Enabled\x00", 0, ""},
@@ -46,6 +48,52 @@ func TestFelixProcess(t *testing.T) {
 	}
 }
 
+// TestFelixProcesses: a process that poses as Felix tells nothing that another one does not.
+func TestFelixProcesses(t *testing.T) {
+	const enabled, auto = "FELIX_NFTABLESMODE=Enabled\x00", "FELIX_NFTABLESMODE=Auto\x00"
+	for name, c := range map[string]struct {
+		environ [3]string
+		user    string // of the last; empty for root
+		mode    string
+	}{
+		"they agree":          {[3]string{enabled, enabled, enabled}, "", felixNFTables},
+		"one says nothing":    {[3]string{enabled, "A=B\x00", enabled}, "", ""},
+		"one differs":         {[3]string{enabled, enabled, auto}, "", ""},
+		"one is another's":    {[3]string{auto, auto, enabled}, "1000", felixAuto},
+		"it has become one's": {[3]string{auto, auto, enabled}, "1000\t0", felixAuto},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := proc(t, "1 1 /sbin/init", "10 1 calico-node -felix", "11 1 calico-felix", "9 1 calico-felix")
+			for i, pid := range []string{"10", "11", "9"} {
+				if err := os.WriteFile(filepath.Join(dir, pid, "environ"), []byte(c.environ[i]), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.user != "" {
+				status := "Name:\tx\nUid:\t" + c.user + "\t0\t0\t0\n"
+				if err := os.WriteFile(filepath.Join(dir, "9", "status"), []byte(status), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var f Felix
+			if err := f.findProcessIn(dir, network{name: "mark"}); err != nil {
+				t.Fatal(err)
+			}
+			if f.PID == 0 || f.mode != c.mode {
+				t.Errorf("PID %d with mode %q, want %q", f.PID, f.mode, c.mode)
+			}
+		})
+	}
+}
+
+// TestFelixLeft: chains without a process, where all of the node's are seen, are nobody's.
+func TestFelixLeft(t *testing.T) {
+	f := Felix{Planes: []string{planeNFTables}, Sign: true, left: true}
+	if f.Depends() || !f.There() || !strings.Contains(f.String(), "does not run, and has left chains of nftables") {
+		t.Errorf("%s: depends %v", f, f.Depends())
+	}
+}
+
 // TestFelixAfter: what Felix has without kube-proxy's nftables tables, by its chains, its setting and these tables.
 func TestFelixAfter(t *testing.T) {
 	for _, c := range []struct {
@@ -62,13 +110,14 @@ func TestFelixAfter(t *testing.T) {
 		{planeNFTables, felixAuto, true, planeIPTables, true, "uses nftables while kube-proxy's nftables tables are " +
 			"there, and will " +
 			"use iptables without them (FELIX_NFTABLESMODE=auto)"},
-		{planeNFTables, felixAuto, false, planeIPTables, true, "will use iptables"}, // it is about to restart
+		{planeNFTables, felixAuto, false, planeIPTables, false, "will use iptables"}, // it is about to restart
+		{planeNFTables, felixIPTables, true, planeIPTables, false, "will use iptables"},
 		{planeIPTables, "", true, planeIPTables, false, "uses iptables, also without"},
 		{planeIPTables, felixAuto, false, planeIPTables, false, "uses iptables, also without"},
 		{planeIPTables, felixNFTables, false, planeNFTables, false, "uses iptables, and will use nftables without"},
 		{planeNFTables + " " + planeIPTables, "", true, "", true, "has chains of nftables and iptables"},
 	} {
-		f := Felix{Planes: strings.Fields(c.planes), mode: c.mode, sign: c.sign}
+		f := Felix{Planes: strings.Fields(c.planes), mode: c.mode, Sign: c.sign}
 		if after, depends := f.After(), f.Depends(); after != c.after || depends != c.depends {
 			t.Errorf("%+v: after %q, depends %v; want %q, %v", f, after, depends, c.after, c.depends)
 		}

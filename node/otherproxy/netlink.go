@@ -83,8 +83,15 @@ func newBatch(generation uint32) *batch {
 }
 
 // delete adds a deletion.
-func (b *batch) delete(kind uint16, f ip.Family, of *nfnetlink.Encoder) {
-	at := b.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, 0, uint8(f))
+func (b *batch) delete(kind uint16, f ip.Family, of *nfnetlink.Encoder) { b.message(kind, 0, f, of) }
+
+// create adds an object.
+func (b *batch) create(kind uint16, f ip.Family, of *nfnetlink.Encoder) {
+	b.message(kind, unix.NLM_F_CREATE, f, of)
+}
+
+func (b *batch) message(kind, flags uint16, f ip.Family, of *nfnetlink.Encoder) {
+	at := b.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, 0, uint8(f))
 	b.B = append(b.B, of.B...)
 	b.EndMessage(at)
 }

@@ -34,9 +34,11 @@ func (c *conn) readTable(f ip.Family) (Rules, error) {
 	if r.ruleset, err = c.generation(); err != nil {
 		return r, err
 	}
+	var use uint32
 	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, named(unix.NFTA_TABLE_NAME, kubeProxyTable),
 		func(a nfnetlink.Attributes) error {
-			r.mark = fmt.Sprint(a.Uint64(attrTableHandle), a.Uint32(unix.NFTA_TABLE_USE))
+			use = a.Uint32(unix.NFTA_TABLE_USE)
+			r.mark = fmt.Sprint(a.Uint64(attrTableHandle), use)
 			// Kernels before 5.10 keep no comment.
 			if comment, has := userdata.GetString(a.Get(attrTableUserdata), userdata.TypeComment); has &&
 				comment != tableComment {
@@ -44,15 +46,58 @@ func (c *conn) readTable(f ip.Family) (Rules, error) {
 			}
 			return nil
 		})
+	if err == nil && use == 1 {
+		r.sign, err = c.isSign(f)
+	}
 	if err != nil {
 		return r, fmt.Errorf("look up table %s: %w", r.Table, err)
 	}
 	return r, nil
 }
 
+// signChain is the chain that stays in a table by which another program goes. It is one of kube-proxy's, which fills it
+// again.
+const signChain = "services"
+
+// isSign says whether the chain of the table is what removeTable leaves: on no hook, without a rule and without a jump
+// to it.
+func (c *conn) isSign(f ip.Family) (is bool, err error) {
+	of := named(unix.NFTA_CHAIN_TABLE, kubeProxyTable).Text(unix.NFTA_CHAIN_NAME, signChain)
+	err = c.ask(unix.NFT_MSG_GETCHAIN, 0, f, of, func(a nfnetlink.Attributes) error {
+		is = a.Uint32(unix.NFTA_CHAIN_USE) == 0 && a.Get(unix.NFTA_CHAIN_HOOK) == nil
+		return nil
+	})
+	return is, err
+}
+
+// partOfTable splits a table of the kind NFTables: where it is a sign for another program, all but an empty chain goes.
+func (r Rules) partOfTable(keepSign func() error) (gone, stays Rules, err error) {
+	if keepSign == nil {
+		return r, Rules{}, nil
+	}
+	why := keepSign()
+	if why == nil {
+		return r, Rules{}, nil
+	}
+	gone, stays = r, r
+	gone.leavesSign, stays.sign = true, true
+	if r.sign {
+		gone = Rules{} // It has gone before.
+	}
+	return gone, stays, fmt.Errorf("%s keeps an empty chain: %w", r.Table, why)
+}
+
+// removeTable removes the table, and makes it again in the same transaction if it is to leave the sign: whoever looks
+// for a chain in it finds one at any time.
 func removeTable(r Rules) error {
 	b := newBatch(r.ruleset)
 	b.delete(unix.NFT_MSG_DELTABLE, r.family, named(unix.NFTA_TABLE_NAME, kubeProxyTable))
+	if r.leavesSign {
+		b.create(unix.NFT_MSG_NEWTABLE, r.family, named(unix.NFTA_TABLE_NAME, kubeProxyTable).Bytes(attrTableUserdata,
+			userdata.AppendString(nil, userdata.TypeComment, tableComment)))
+		b.create(unix.NFT_MSG_NEWCHAIN, r.family, named(unix.NFTA_CHAIN_TABLE, kubeProxyTable).Text(unix.NFTA_CHAIN_NAME,
+			signChain))
+	}
 	return b.commit()
 }
 

@@ -75,16 +75,21 @@ func (r *Rules) setOpenings(chains map[string]chainRules) {
 	}
 }
 
-// part splits the rules into those that may go, and those that stay since something closes what they open:
-// closed says why, or nil. err joins the reasons, and matches ErrOpens.
-func (r Rules) part(closed func(Opening) error) (gone, stays Rules, err error) {
-	if closed == nil || r.Keep != nil {
+// part splits the rules into those that may go, and those that stay: where something closes what they open, or another
+// program goes by the table. err joins the reasons, and matches ErrOpens or ErrSign.
+func (r Rules) part(of Removal) (gone, stays Rules, err error) {
+	switch {
+	case r.Keep != nil:
+		return r, Rules{}, nil
+	case r.Kind == NFTables:
+		return r.partOfTable(of.KeepSign)
+	case of.Closed == nil:
 		return r, Rules{}, nil
 	}
 	var kept []string
 	var errs []error
 	for _, o := range r.openings {
-		why := closed(o)
+		why := of.Closed(o)
 		if why == nil {
 			continue
 		}

@@ -30,6 +30,7 @@ func proc(t *testing.T, processes ...string) string {
 		program := filepath.Base(strings.Split(cmdline, "\x00")[0])
 		const longest = 15
 		must(os.WriteFile(filepath.Join(dir, name, "comm"), []byte(program[:min(longest, len(program))]+"\n"), 0o644))
+		must(os.WriteFile(filepath.Join(dir, name, "status"), []byte("Name:\tx\nUid:\t0\t0\t0\t0\n"), 0o644))
 		if strings.HasSuffix(cmdline, "unreadable\x00") {
 			must(os.Mkdir(filepath.Join(dir, name, "cmdline"), 0o755))
 		} else {

@@ -30,7 +30,7 @@ type Removal struct {
 	Exclude []netip.Prefix
 	// EndConnections removes also what open connections of IPVS mode use.
 	EndConnections bool
-	// KeepSign says why the tables of the kind NFTables stay, as SignOfFelix does; nil if they do not.
+	// KeepSign says why an empty chain stays in each table of the kind NFTables, as SignOfFelix does; nil if none does.
 	KeepSign func() error
 }
 
@@ -53,13 +53,7 @@ func RemoveAll(ctx context.Context, of Removal, report func(Rules, error)) error
 			}
 			continue
 		}
-		if r.Kind == NFTables && of.KeepSign != nil {
-			if err := of.KeepSign(); err != nil {
-				report(r, fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err))
-				continue
-			}
-		}
-		if err := removeLatest(ctx, r, of.Closed, report); err != nil {
+		if err := removeLatest(ctx, r, of, report); err != nil {
 			return fmt.Errorf("remove the rules of kube-proxy: %w", err)
 		}
 	}
@@ -91,7 +85,7 @@ func Final(outcome error) bool {
 
 // removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges again at each
 // try what closes: the ruleset that it is about is the one that the kernel then changes.
-func removeLatest(ctx context.Context, r Rules, closed func(Opening) error, report func(Rules, error)) error {
+func removeLatest(ctx context.Context, r Rules, of Removal, report func(Rules, error)) error {
 	for try := 1; ; try++ {
 		latest, err := r.again()
 		if err != nil {
@@ -101,8 +95,8 @@ func removeLatest(ctx context.Context, r Rules, closed func(Opening) error, repo
 			report(r, err)
 			return ctx.Err()
 		}
-		gone, stays, staysErr := latest.part(closed)
-		if staysErr == nil || len(gone.chains) > 0 {
+		gone, stays, staysErr := latest.part(of)
+		if gone.there() {
 			err := Remove(gone)
 			if errors.Is(err, ErrChanged) && try < removeTries {
 				if err := pause(ctx, try); err != nil {

@@ -47,6 +47,9 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 		if err != nil {
 			return nil, false, err
 		}
+		if found.sign {
+			found.mark = "" // It has no rules.
+		}
 		note(NFTables, found.mark)
 		for _, table := range iptablesTables() {
 			for _, chain := range chainsOf(table) {
