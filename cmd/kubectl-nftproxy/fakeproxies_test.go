@@ -62,6 +62,8 @@ type fakeProxies struct {
 	kept string
 	// felix has the FelixConfigurations by their group; a group that is not there does not exist.
 	felix map[string]string
+	// felixLists is how often one was listed.
+	felixLists int
 	// wrong is what no plugin may cause.
 	wrong []string
 }
@@ -300,6 +302,8 @@ func (f *fakeProxies) command(n *fakeNode, args []string, seesProcesses, seesStd
 		case !seesProcesses || running(migration.KubeProxy),
 			!n.rules[migration.Nftproxy].fresh && !slices.Contains(args, "--force"):
 			return "nftproxy: refused", 1
+		case n.calico != "" && !slices.Contains(args, "--accept-calico"):
+			return "nftproxy: ip kube-proxy keeps an empty chain", 3
 		case n.stays && f.old:
 			return "nftproxy: rules of a firewall stay", 1
 		case n.stays:
@@ -343,7 +347,12 @@ func (f *fakeProxies) proxies(n *fakeNode) string {
 		}
 		list = append(list, p)
 	}
-	text, _ := json.Marshal(map[string]any{"proxies": list})
+	answer := map[string]any{"proxies": list}
+	if n.calico != "" {
+		answer["felix"] = map[string]any{"after": map[bool]string{true: "iptables", false: "unknown"}[strings.Contains(
+			n.calico, "FELIX_")]}
+	}
+	text, _ := json.Marshal(answer)
 	return string(text)
 }
 
@@ -503,6 +512,7 @@ func (f *fakeProxies) answer(r *http.Request, parts []string) (any, int) {
 	if _, is := at("felixconfigurations"); is && f.felix[parts[1]] == "forbidden" {
 		return status(http.StatusForbidden, metav1.StatusReasonForbidden)
 	} else if is && f.felix[parts[1]] != "" {
+		f.felixLists++
 		return f.felix[parts[1]], http.StatusOK
 	}
 	return status(http.StatusNotFound, metav1.StatusReasonNotFound)

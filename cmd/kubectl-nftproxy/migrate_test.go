@@ -384,7 +384,7 @@ func TestMigrateRulesStay(t *testing.T) {
 	}
 	for range 2 {
 		if stopped := (*migration.StoppedError)(nil); !errors.As(err, &stopped) || stopped.Node != "a" ||
-			!strings.Contains(err.Error(), "a: clean up: some of kube-proxy's rules stay, and become outdated") {
+			!strings.Contains(err.Error(), "a: clean up: some of kube-proxy's rules stay: do what") {
 			t.Errorf("%v\n%s", err, out)
 		}
 		out, err = f.migrate(t, 0, migration.Options{To: migration.Nftproxy})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,10 +25,12 @@ func TestMigrateCalico(t *testing.T) {
 		want  string // of the error; empty for none
 	}{
 		"no resource":        {want: "what the API says of it is not known"},
-		"no right":           {felix: map[string]string{crd: "forbidden", api: list(standard(enabled))}, want: "Forbidden"},
+		"no right":           {felix: map[string]string{crd: "forbidden"}, want: "Forbidden"},
+		"no such group":      {felix: map[string]string{crd: "forbidden", api: list(standard(enabled))}},
 		"nothing set":        {felix: in(crd, item("default", "")), want: "do not say it"},
 		"Auto":               {felix: in(crd, standard(auto)), want: "say Auto ("},
 		"Enabled":            {felix: in(crd, standard(enabled))},
+		"Disabled":           {felix: in(crd, standard(`"nftablesMode":"disabled"`))},
 		"Enabled, API group": {felix: in(api, standard(enabled))},
 		"for all nodes":      {felix: in(crd, standard(auto), item("x", enabled+`,"nodeSelector":"all()"`))},
 		"for the node":       {felix: in(crd, standard(auto), item("node.a", enabled))},
@@ -60,6 +63,52 @@ func TestMigrateCalico(t *testing.T) {
 		}
 		if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, AcceptCalico: true}); err != nil {
 			t.Errorf("%s, accepted: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// TestMigrateCalicoOnce: the FelixConfigurations are listed once, however many nodes there are.
+func TestMigrateCalicoOnce(t *testing.T) {
+	t.Parallel()
+	f := newFakeProxies(true, "a", "b", "c")
+	f.felix = map[string]string{"crd.projectcalico.org": `{"items":[{"metadata":{"name":"default"},` +
+		`"spec":{"nftablesMode":"Enabled"}}]}`}
+	for _, n := range f.nodes {
+		n.calico = "Felix depends"
+	}
+	if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err != nil || f.felixLists != 1 {
+		t.Errorf("%d lists, %v\n%s", f.felixLists, err, out)
+	}
+}
+
+// TestMigrateCalicoAfterSteps: where steps were made before, so that no check is due, kube-proxy's tables stay as long
+// as nobody knows what Felix does without them.
+func TestMigrateCalicoAfterSteps(t *testing.T) {
+	t.Parallel()
+	enabled := map[string]string{"crd.projectcalico.org": `{"items":[{"metadata":{"name":"default"},` +
+		`"spec":{"nftablesMode":"Enabled"}}]}`}
+	for name, c := range map[string]struct {
+		calico   string
+		felix    map[string]string
+		accepted bool // by the user
+		removes  bool
+	}{
+		"nothing is known":           {"Felix depends", nil, false, false},
+		"Enabled":                    {"Felix depends", enabled, false, true},
+		"the environment says other": {"FELIX_NFTABLESMODE=auto", enabled, false, false},
+		"accepted":                   {"FELIX_NFTABLESMODE=auto", nil, true, true},
+	} {
+		f := newFakeProxies(true, "a")
+		n := f.nodes["a"]
+		n.stays = true
+		if out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy}); err == nil {
+			t.Fatalf("the first run has left nothing:\n%s", out)
+		}
+		n.stays, n.calico, f.felix = false, c.calico, c.felix
+		out, err := f.migrate(t, 0, migration.Options{To: migration.Nftproxy, AcceptCalico: c.accepted})
+		if left := n.rules[migration.KubeProxy].there; (err == nil) != c.removes || left == c.removes ||
+			slices.Contains(f.cleaned, "--accept-calico") != c.removes || strings.Contains(out, "a: check: ") {
+			t.Errorf("%s: %v, rules left %v, cleanup %q\n%s", name, err, left, f.cleaned, out)
 		}
 	}
 }

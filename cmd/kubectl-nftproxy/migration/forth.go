@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,7 +100,10 @@ func (m *migration) check(ctx context.Context, n *node) (string, error) {
 	if err := json.Unmarshal(document(out), &report); err != nil || len(report.Findings) == 0 {
 		return "", fmt.Errorf("nftproxy check ended with exit status %d: %s", exit, shortened(out))
 	}
-	m.settle(ctx, n.Object, report.Findings)
+	if slices.ContainsFunc(report.Findings, func(f finding) bool { return f.isCalico() && f.Level == levelYellow }) {
+		mode, err := m.felixMode(ctx, n)
+		settle(report.Findings, mode, err)
+	}
 	return m.judge(report.Findings)
 }
 
@@ -284,6 +288,13 @@ func (m *migration) cleanKubeProxy(ctx context.Context, n *node) (string, error)
 	args, err := m.cleanupArgs(ctx, n)
 	if err != nil {
 		return "", err
+	}
+	accept, err := m.acceptCalico(ctx, n)
+	if err != nil {
+		return "", err
+	}
+	if accept {
+		args = append(args, "--accept-calico")
 	}
 	// nftproxy's pod may be replaced just now, and then the command refuses. So it gets a second try.
 	for try := 1; ; try++ {

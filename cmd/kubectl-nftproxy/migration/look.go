@@ -51,6 +51,10 @@ type proxies struct {
 		Frontends int      `json:"frontends"`
 		Lacks     []string `json:"lacks"`
 	} `json:"proxies"`
+	// Felix is Calico's agent; nil if there is none, or nftproxy is too old to tell.
+	Felix *struct {
+		After string `json:"after"`
+	} `json:"felix"`
 }
 
 // rulesOf returns the tables of a proxy, how many frontends it has there, and which of the other's it lacks.

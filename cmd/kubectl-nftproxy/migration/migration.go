@@ -76,6 +76,13 @@ type migration struct {
 	// leftOver are pods of a killed run, which are waited for on each node.
 	leftOver []string
 
+	// felix has the FelixConfigurations, or why they are not known.
+	felix struct {
+		once sync.Once
+		list []felixConfiguration
+		err  error
+	}
+
 	turn sync.Mutex // of lines, and what is below
 	// staying are nodes where some of kube-proxy's rules stay.
 	staying []string
@@ -190,7 +197,7 @@ func (m *migration) rulesStay() error {
 	}
 	slices.Sort(m.staying)
 	return &StoppedError{Node: strings.Join(m.staying, ", "), Step: stepCleanUp, Err: errors.New("some of kube-proxy's " +
-		"rules stay, and become outdated: do what the node's line says, and run the same command again later")}
+		"rules stay: do what the node's line says, and run the same command again later")}
 }
 
 // unserved says that the node is to be checked before all else.

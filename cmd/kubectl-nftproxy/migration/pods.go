@@ -68,10 +68,12 @@ func (m *migration) command(n *node, args ...string) command {
 	}}
 }
 
-// withAllRights is the command with the rights to try the kernel's features in a network namespace of its own.
+// withAllRights is the command with the rights to try the kernel's features in a network namespace of its own, and the
+// node's processes, of which Felix' environment tells what its FelixConfigurations do not.
 func (c command) withAllRights() command {
 	c.spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsUser: new(int64(0)), RunAsNonRoot: new(false),
 		Privileged: new(true)}
+	c.spec.HostPID = true
 	c.spec.PriorityClassName = "" // A check is not to take the place of anybody's pod.
 	return c
 }
