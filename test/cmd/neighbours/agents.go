@@ -17,7 +17,7 @@ func agents() []neighbour {
 			name: name, program: "Calico", what: what, packages: []string{"iptables", "nftables"},
 			prepare: "cat >/tmp/felix.sh <<'SCRIPT'\n" + felixRules + "SCRIPT\n",
 			events: []event{{nameStart, run("write")}, {"writes all rules anew", run("write")},
-				{"changes a policy", run("change")}, {"restarts", run("write")}},
+				{"changes a policy", run("change")}},
 			stop: event{"stops", run("remove")}, notes: notes,
 		}
 	}
@@ -29,6 +29,6 @@ func agents() []neighbour {
 		one("calico-iptables", "the same with rules of iptables", "iptables", "pods"),
 		one("calico-host", "the same for a host endpoint, with rules of nftables: policies for the node's own ports, with "+
 			"preDNAT, and with doNotTrack for a port of the node", "nftables", "host",
-			"doNotTrack for a Service's address or node port keeps its packets from being translated."),
+			"doNotTrack for a Service's address or node port keeps its packets from being translated (read, not tried)."),
 	}
 }

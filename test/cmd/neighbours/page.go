@@ -113,9 +113,9 @@ func (r result) text() string {
 const head = `# Beside other programs
 
 Does nftproxy work beside another program that sets packet filter rules or addresses on the nodes? Each row is from a
-run of the real program, Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column links to its version and all results.
-On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's ranges of pod
-addresses.
+run of the real program, Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column links
+to its version and all results. On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's
+ranges of pod addresses.
 
 `
 
