@@ -119,7 +119,8 @@ func (a *ailing) rule(ctx context.Context, node int, to string) (ending, error) 
 func otherService(ctx context.Context, a *ailing) (*corev1.Service, ending, error) {
 	const name = "trouble"
 	namespaces := a.Client.CoreV1().Namespaces()
-	_, err := namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := namespaces.Create(ctx, namespace, metav1.CreateOptions{})
 	if err != nil {
 		return nil, nil, err
 	}
