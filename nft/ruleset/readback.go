@@ -28,7 +28,7 @@ import (
 //	external policy                    verdicts that lead to external-local, or accept
 //	session affinity, its time-out     names of shared chains (parseShared)
 //	balance of new connections         the same
-//	time-outs of TCP and UDP           the same
+//	time-outs of TCP and UDP           the same, but not of UDP port 53 (setTimeouts)
 //	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted and node-ports-restricted
 //	conflicts (without the owner)      keys that the Service would have, and does not
 //	ServiceCIDRs                       rules of postrouting
@@ -64,7 +64,8 @@ import (
 //
 // Tables do not tell endpoints without new connections, the number of a named port
 // that only its node port is left of (it is 0), ages, zones, node ports of health
-// checks, the affinity and time-outs of Services without endpoints, claims that the kernel refused,
+// checks, the affinity and time-outs of Services without endpoints, whether the time-outs of UDP port 53 are the
+// Service's or the configuration's, claims that the kernel refused,
 // and Services without cluster IP. Versions before the comment "cluster IP also of"
 // wrote none; of their tables such a cluster IP comes back as an external IP.
 //

@@ -64,12 +64,13 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
-// withDNS returns the service with port 53 in the place of port 80 of UDP.
+// withDNS returns the service with port 53 in the place of port 80 of UDP. The tables do not tell whose the time-outs
+// of that port are, so the service asks for none (TestDNSTimeoutsReadBack has one that does).
 func withDNS(s *service.Service) *service.Service {
 	s = s.Clone()
 	for i := range s.Ports {
 		if p := &s.Ports[i]; p.Protocol == service.UDP && p.Port == 80 && !p.IsRange() {
-			p.Port = 53
+			p.Port, s.Options.UDPTimeouts = 53, service.Timeouts{}
 		}
 	}
 	return s

@@ -118,19 +118,13 @@ func (s *Served) join(r *readback) {
 	})
 }
 
-// setTimeouts sets what the Service asks for. The configuration may have given port 53 its time-outs, so another port
-// of UDP tells first.
+// setTimeouts sets what the Service asks for. UDP port 53 does not tell, since its time-outs may be the configuration's:
+// a Service with no other port of UDP has none.
 func (s *Served) setTimeouts(svc *service.Service) {
-	told := false
-	for _, dns := range []bool{false, true} {
-		for _, p := range s.Ports {
-			for _, f := range p.Frontends {
-				switch {
-				case isDNS(p.Port) != dns, dns && told:
-				case len(f.Cluster) > 0 || len(f.Local) > 0:
-					svc.Options.SetTimeouts(f.timeouts)
-					told = told || p.Protocol == service.UDP
-				}
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			if !isDNS(p.Port) && (len(f.Cluster) > 0 || len(f.Local) > 0) {
+				svc.Options.SetTimeouts(f.timeouts)
 			}
 		}
 	}

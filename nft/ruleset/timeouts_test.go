@@ -116,3 +116,47 @@ func TestDNSTimeouts(t *testing.T) {
 		t.Error("the option changes Services without port 53 of UDP")
 	}
 }
+
+// TestDNSTimeoutsReadBack: the configuration's time-outs are not read back as a Service's own, so that the next
+// configuration counts. A Service's own are, if another port of UDP tells them.
+func TestDNSTimeoutsReadBack(t *testing.T) {
+	const both = `service a/both created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.14
+  option udp-timeouts 1m,30m
+  port u udp 53
+    endpoint 10.0.0.1:53 n ready serving
+  port v udp 54
+    endpoint 10.0.0.1:54 n ready serving
+`
+	s, err := gen.ReadSnapshot(strings.NewReader(dnsServices + both))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after := ruleset.Config{Table: ruleset.DefaultTable}, ruleset.Config{Table: ruleset.DefaultTable}
+	if before.DNSTimeouts, err = service.ParseUDPTimeouts("5s,15s"); err != nil {
+		t.Fatal(err)
+	}
+	read := ruleset.ReadBack(ruleset.Compile(before, s).Model(), before.Table, s.Node)
+	for name, want := range map[service.Name]service.Timeouts{
+		"a/dns": {}, "a/hashed": {}, "a/sticky": {},
+		"a/both": {Protocol: service.UDP, Unreplied: time.Minute, Replied: 30 * time.Minute},
+	} {
+		if got := read.Services.At(name).Options.UDPTimeouts; got != want {
+			t.Errorf("%s asks for %+v, want %+v", name, got, want)
+		}
+	}
+	for _, next := range []string{"off", "10s,30s"} {
+		if after.DNSTimeouts = (service.Timeouts{}); next != "off" {
+			if after.DNSTimeouts, err = service.ParseUDPTimeouts(next); err != nil {
+				t.Fatal(err)
+			}
+		}
+		program := legible(ruleset.Compile(after, read))
+		if strings.Contains(program, "udp-5s-15s") {
+			t.Errorf("with %s, time-outs of the configuration before stay", next)
+		}
+		if !strings.Contains(program, "udp-1m-30m") || next != "off" && !strings.Contains(program, "udp-10s-30s") {
+			t.Errorf("with %s, time-outs are missing", next)
+		}
+	}
+}
