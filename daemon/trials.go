@@ -17,9 +17,16 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
+// trials are those of the kernel (kernel.Conn).
+type trials interface {
+	TryCounters() error
+	TryLabels() error
+	TryTimeouts() error
+}
+
 // tried returns what the rules are compiled with, by what the kernel can do. Neither counters, labels nor time-outs
 // decide serving: without them the rules do the same with each packet.
-func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Config {
+func tried(rules ruleset.Config, conn trials, log *slog.Logger) ruleset.Config {
 	if err := conn.TryCounters(); err != nil {
 		rules.Uncounted = true
 		log.Warn("the kernel cannot count packets for thousands of elements; the rules have no counters, so nftproxy top "+
@@ -34,13 +41,33 @@ func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Co
 	if rules.DNSTimeouts == (service.Timeouts{}) {
 		return rules
 	}
-	if err := conn.TryTimeouts(); err != nil {
-		rules.DNSTimeouts = service.Timeouts{}
-		log.Warn("the kernel gives no time-outs to single connections (CONFIG_NF_CONNTRACK_TIMEOUT); those of DNS are the "+
-			"node's, without --nftproxy-dns-udp-timeouts", "err", err)
+	err := conn.TryTimeouts()
+	for range undecidedTries - 1 {
+		if !errors.Is(err, kernel.ErrUndecided) {
+			break
+		}
+		time.Sleep(undecidedPause)
+		err = conn.TryTimeouts()
 	}
+	const effect = "those of DNS are the node's, without --nftproxy-dns-udp-timeouts"
+	switch {
+	case err == nil:
+		return rules
+	case errors.Is(err, kernel.ErrUndecided):
+		log.Warn("the kernel did not say whether it gives time-outs to single connections; until nftproxy starts again, "+
+			effect, "err", err)
+	default:
+		log.Warn("the kernel gives no time-outs to single connections (CONFIG_NF_CONNTRACK_TIMEOUT); "+effect, "err", err)
+	}
+	rules.DNSTimeouts = service.Timeouts{}
 	return rules
 }
+
+// A kernel without memory at the moment is asked undecidedTries times at the start. The first rules wait for it.
+const (
+	undecidedTries = 5
+	undecidedPause = 200 * time.Millisecond
+)
 
 // undecidedFor is how long the answer of a kernel that has not told is taken for one.
 const undecidedFor = 10 * time.Second

@@ -3,11 +3,56 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
 )
+
+// answers are a kernel's to trials of time-outs, one after the other; the last one stays.
+type answers []error
+
+func (answers) TryCounters() error { return nil }
+func (answers) TryLabels() error   { return nil }
+
+func (a *answers) TryTimeouts() error {
+	err := (*a)[0]
+	if len(*a) > 1 {
+		*a = (*a)[1:]
+	}
+	return err
+}
+
+// TestTriedTimeouts: DNS has its time-outs if the kernel gives any, though it may first have no memory to tell. The log
+// says why it has none.
+func TestTriedTimeouts(t *testing.T) {
+	undecided, without := fmt.Errorf("try: %w: no memory", kernel.ErrUndecided), errors.New("no such file")
+	given := service.Timeouts{Protocol: service.UDP, Unreplied: 5 * time.Second, Replied: 15 * time.Second}
+	for name, c := range map[string]struct {
+		kernel answers
+		want   service.Timeouts
+		says   string
+	}{
+		"with":          {answers{nil}, given, ""},
+		"without":       {answers{without}, service.Timeouts{}, "CONFIG_NF_CONNTRACK_TIMEOUT"},
+		"with, later":   {answers{undecided, undecided, nil}, given, ""},
+		"without, too":  {answers{undecided, without}, service.Timeouts{}, "CONFIG_NF_CONNTRACK_TIMEOUT"},
+		"never decided": {answers{undecided}, service.Timeouts{}, "did not say"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newListener()
+			got := tried(ruleset.Config{DNSTimeouts: given}, &c.kernel, l.log).DNSTimeouts
+			said := l.logged()
+			if got != c.want || !strings.Contains(said, c.says) || c.says == "" && said != "" {
+				t.Errorf("%s: time-outs %v, log %q; want %v, %q", name, got, said, c.want, c.says)
+			}
+		})
+	}
+}
 
 // TestRemembered: the kernel is asked until it has told, and then no more. If it has not told, it is asked again after
 // a while.

@@ -84,9 +84,13 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 	found := ruleset.ReadBackConfig(have, config.Table)
 	config.Uncounted = found.Uncounted
 	config.Unlabelled = config.MasqueradeMark == 0 && found.MasqueradeMark != 0 && conn.TryLabels() != nil
-	without := config.DNSTimeouts != (service.Timeouts{}) && conn.TryTimeouts() != nil
-	if without {
-		config.DNSTimeouts = service.Timeouts{}
+	without := false
+	if config.DNSTimeouts != (service.Timeouts{}) {
+		if err := conn.TryTimeouts(); errors.Is(err, kernel.ErrUndecided) {
+			return want, have, err
+		} else if err != nil {
+			without, config.DNSTimeouts = true, service.Timeouts{}
+		}
 	}
 	if config.Uncounted || config.Unlabelled || without {
 		want = ruleset.Compile(config, snapshot)
