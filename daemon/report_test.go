@@ -17,12 +17,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
+	"nftproxy/look/traffic"
 	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
 	"nftproxy/nft"
@@ -244,27 +247,12 @@ func TestSysctlsToldOnce(t *testing.T) {
 // TestQuarantineEvents: a Service gets an event when the kernel refuses it, and another
 // when the reason changes. A refused part that is no Service gets none.
 func TestQuarantineEvents(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "web.yaml")
-	const web = `
+	watcher := watcherOf(t, `
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop, uid: u-web}
 spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
-`
-	if err := os.WriteFile(path, []byte(web), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	mailbox := service.NewMailbox()
-	watcher := watch.NewWatcher(watch.Options{Node: "node-1"}, mailbox)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- watcher.RunManifests(ctx, path) }()
-	<-mailbox.C()
-	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-
+`)
 	l, known := newListener(), map[string]string{}
 	tooBig := map[string]error{"shop/web": errors.New("too big")}
 	for _, refused := range []map[string]error{
@@ -277,6 +265,60 @@ spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 		{Object: object, Reason: watch.ReasonRefused, Note: "left out on node node-1: too big"},
 		{Object: object, Reason: watch.ReasonRefused, Note: "left out on node node-1: no memory"},
 		{Object: object, Reason: watch.ReasonRefused, Note: "left out on node node-1: too big"},
+	}
+	if diff := cmp.Diff(want, l.events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// watcherOf returns a watcher that has read the manifests.
+func watcherOf(t *testing.T, manifests string) *watch.Watcher {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "objects.yaml")
+	if err := os.WriteFile(path, []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mailbox := service.NewMailbox()
+	watcher := watch.NewWatcher(watch.Options{Node: "node-1"}, mailbox)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- watcher.RunManifests(ctx, path) }()
+	<-mailbox.C()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	return watcher
+}
+
+// TestReportRefusals: packets to an idled Service ask for its pods, by the words that OpenShift waits for. Clients that
+// keep coming make a warning only of a Service that is not idled.
+func TestReportRefusals(t *testing.T) {
+	w := watcherOf(t, `
+apiVersion: v1
+kind: Service
+metadata:
+  {name: idled, namespace: shop, uid: u-idled, annotations: {idling.alpha.openshift.io/idled-at: "2026-01-01T00:00:00Z"}}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, uid: u-web}
+spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
+`)
+	refused := func(name service.Name) traffic.Refused {
+		return traffic.Refused{Subject: traffic.Subject{Name: name, Cause: ruleset.NoEndpoints}, Packets: 1, Total: 1}
+	}
+	both := []traffic.Refused{refused("shop/idled"), refused("shop/web")}
+	l := newListener()
+	l.refusalObserver(w, metrics.New(prometheus.NewRegistry()))(traffic.Refusals{At: time.Date(2026, 1, 1, 0, 0, 10, 0, time.UTC), Services: both,
+		Persistent: both})
+	want := []watch.Event{
+		{Object: watch.Object{Kind: "Service", Namespace: "shop", Name: "idled", UID: "u-idled"}, Reason: "NeedPods",
+			Note: "clients connect on node node-1: the Service is idled and needs pods"},
+		{Object: watch.Object{Kind: "Service", Namespace: "shop", Name: "web", UID: "u-web"}, Reason: "NoEndpoints",
+			Note: "clients keep connecting on node node-1 and are refused: the Service has no endpoints that serve; check its " +
+				"selector, and whether its pods are ready"},
 	}
 	if diff := cmp.Diff(want, l.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)

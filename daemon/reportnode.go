@@ -30,8 +30,8 @@ func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) fun
 		}
 		for _, c := range l.Persistent {
 			reason, note := r.refusalNote(c.Cause)
-			if note == "" {
-				continue
+			if note == "" || c.Cause == ruleset.NoEndpoints && !w.IdledAt(c.Name).IsZero() {
+				continue // an idled Service is meant to have no pods
 			}
 			r.log.Info("clients keep connecting to a Service that refuses them", "service", c.Name, "cause", c.Cause, "packets",
 				c.Packets)

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"cmp"
 	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -11,9 +13,10 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// The rates of events about idled Services are those of events about Services without endpoints (docs/tenants.md).
+// An idled Service is asked for again after unidleSilence. The Services of a namespace are asked for unidleBurst at
+// once, and then one in each unidlePeriod (docs/tenants.md): a namespace delays only its own.
 const (
-	unidleSilence = 10 * time.Minute
+	unidleSilence = 30 * time.Second
 	unidleBurst   = 20
 	unidlePeriod  = 30 * time.Second
 )
@@ -21,39 +24,50 @@ const (
 // unidler finds the idled Services that clients ask for. A single packet is enough, since pods are started for it: so
 // it is quicker than the report about clients that keep coming (traffic.Refusals.Persistent).
 type unidler struct {
-	// idledAt returns when a Service was idled, empty if it is not.
-	idledAt func(service.Name) string
-	told    map[service.Name]unidling
-	bucket  *rate.Limiter
+	// idledAt returns when a Service was idled, zero if it is not.
+	idledAt func(service.Name) time.Time
+	// waiting has the idled Services that had packets since they were last asked for, and since when.
+	waiting map[service.Name]time.Time
+	// asked is when the Services were asked for, and limits has the namespaces that may not ask for unidleBurst now.
+	asked  map[service.Name]time.Time
+	limits map[string]*rate.Limiter
 }
 
-// unidling is the last report of a Service: which idling ended by it, and when.
-type unidling struct {
-	of string
-	at time.Time
+func newUnidler(idledAt func(service.Name) time.Time) *unidler {
+	return &unidler{idledAt, map[service.Name]time.Time{}, map[service.Name]time.Time{}, map[string]*rate.Limiter{}}
 }
 
-func newUnidler(idledAt func(service.Name) string) *unidler {
-	return &unidler{idledAt, map[service.Name]unidling{}, rate.NewLimiter(rate.Every(unidlePeriod), unidleBurst)}
-}
-
-// wanted returns the idled Services that clients have asked for since the look before: each once after it was idled,
-// and again after a while.
+// wanted returns the Services to ask for, the namespaces in turn. It asks for none before the time at which it was
+// idled, which another host's clock said: the controller passes such an event over.
 func (u *unidler) wanted(l traffic.Refusals) (names []service.Name) {
-	maps.DeleteFunc(u.told, func(_ service.Name, last unidling) bool { return l.At.Sub(last.at) >= unidleSilence })
+	maps.DeleteFunc(u.asked, func(_ service.Name, at time.Time) bool { return l.At.Sub(at) >= unidleSilence })
+	maps.DeleteFunc(u.limits, func(_ string, limit *rate.Limiter) bool { return limit.TokensAt(l.At) >= unidleBurst })
 	for _, s := range l.Services {
-		if s.Cause != ruleset.NoEndpoints || s.Packets == 0 {
-			continue
+		if _, waits := u.waiting[s.Name]; !waits && s.Cause == ruleset.NoEndpoints && s.Packets > 0 {
+			u.waiting[s.Name] = l.At
 		}
-		at := u.idledAt(s.Name)
-		if last := u.told[s.Name]; at == "" || last.of == at {
-			continue
-		}
-		if !u.bucket.AllowN(l.At, 1) {
-			break
-		}
-		u.told[s.Name] = unidling{at, l.At}
-		names = append(names, s.Name)
 	}
+	maps.DeleteFunc(u.waiting, func(name service.Name, _ time.Time) bool { return u.idledAt(name).IsZero() })
+	turns, turn := map[string]int{}, map[service.Name]int{}
+	for _, name := range slices.SortedFunc(maps.Keys(u.waiting), func(a, b service.Name) int {
+		return cmp.Or(u.waiting[a].Compare(u.waiting[b]), cmp.Compare(a, b))
+	}) {
+		namespace, _ := name.Split()
+		if _, silent := u.asked[name]; silent || l.At.Before(u.idledAt(name)) || !u.allow(namespace, l.At) {
+			continue
+		}
+		u.asked[name], turn[name] = l.At, turns[namespace]
+		turns[namespace]++
+		names = append(names, name)
+		delete(u.waiting, name)
+	}
+	slices.SortStableFunc(names, func(a, b service.Name) int { return cmp.Compare(turn[a], turn[b]) })
 	return names
+}
+
+func (u *unidler) allow(namespace string, now time.Time) bool {
+	if u.limits[namespace] == nil {
+		u.limits[namespace] = rate.NewLimiter(rate.Every(unidlePeriod), unidleBurst)
+	}
+	return u.limits[namespace].AllowN(now, 1)
 }

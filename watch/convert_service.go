@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,8 +39,8 @@ type serviceObject struct {
 	named bool
 	// balanced says that the Service chooses its own balance.
 	balanced bool
-	// idledAt is the value of annotationIdledAt.
-	idledAt string
+	// idledAt is the time of annotationIdledAt, zero without it.
+	idledAt time.Time
 	// reportedLeftOut says that the size of this version was reported.
 	reportedLeftOut bool
 }
@@ -48,8 +49,8 @@ type serviceObject struct {
 func convertService(s *corev1.Service) *serviceObject {
 	object := &serviceObject{identity: identify(&s.ObjectMeta), uid: s.UID}
 	object.proxy, object.named = s.Labels[labelProxyName]
-	object.idledAt = beginning(s.Annotations[annotationIdledAt])
 	p := problemsOf("Service", &s.ObjectMeta)
+	object.idledAt = idledAt(s.Annotations, p)
 	if !watched(s) {
 		unserved(s, p)
 		object.problems = p.all()
@@ -70,6 +71,22 @@ func convertService(s *corev1.Service) *serviceObject {
 	restrict(bare, p)
 	object.bare, object.problems = bare, p.all()
 	return object
+}
+
+// idledAt returns when OpenShift has idled the Service. The unidling controller does nothing for a Service whose time
+// is no time.
+func idledAt(annotations map[string]string, p *problemList) time.Time {
+	text, idled := annotations[annotationIdledAt]
+	if !idled {
+		return time.Time{}
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		p.addValue("metadata.annotations["+annotationIdledAt+"]", beginning(text), "not a time (RFC 3339), so OpenShift does "+
+			"not start the Service's pods when clients connect")
+		return time.Time{}
+	}
+	return at
 }
 
 func watched(s *corev1.Service) bool {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -158,15 +159,15 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 	return w.index.serviceNamed(name)
 }
 
-// IdledAt says when OpenShift has idled the Service, in OpenShift's words; empty if it has not. It may be called from
-// any goroutine.
-func (w *Watcher) IdledAt(name service.Name) string {
+// IdledAt says when OpenShift has idled the Service, by the clock of whoever did; zero if it has not. It may be called
+// from any goroutine.
+func (w *Watcher) IdledAt(name service.Name) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := w.index.service(name); s != nil {
 		return s.idledAt
 	}
-	return ""
+	return time.Time{}
 }
 
 // reference names the object for an event. For a Node the UID is its name, as with the

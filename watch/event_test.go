@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -180,18 +181,30 @@ func TestServiceObject(t *testing.T) {
 	if diff := cmp.Diff(aService("web"), w.ServiceObject("shop/web")); diff != "" {
 		t.Errorf("a known one (-want +got):\n%s", diff)
 	}
-	if at := w.IdledAt("shop/web"); at != "" {
-		t.Errorf("it is idled at %q", at)
+	if at := w.IdledAt("shop/web"); !at.IsZero() {
+		t.Errorf("it is idled at %v", at)
 	}
 	s = s.DeepCopy()
-	s.Annotations = map[string]string{"idling.alpha.openshift.io/idled-at": "2026-01-01T00:00:00Z"}
+	s.Annotations = map[string]string{"idling.alpha.openshift.io/idled-at": "2026-01-01T02:00:00+02:00"}
 	w.change(func(ix *index) { ix.setService(convertService(s)) })
-	if at := w.IdledAt("shop/web"); at != "2026-01-01T00:00:00Z" {
-		t.Errorf("it is idled at %q", at)
+	if at := w.IdledAt("shop/web"); !at.Equal(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)) {
+		t.Errorf("it is idled at %v", at)
 	}
 	if diff := cmp.Diff(Object{Kind: "Service", Namespace: "shop", Name: "gone"},
 		w.ServiceObject("shop/gone")); diff != "" {
 		t.Errorf("an unknown one (-want +got):\n%s", diff)
+	}
+}
+
+// TestIdledAtOnTheWire: the decoder keeps the annotation of a Service that OpenShift has idled.
+func TestIdledAtOnTheWire(t *testing.T) {
+	server, idled := newAPIServer(t), uniformService(0)
+	idled.Annotations = map[string]string{"idling.alpha.openshift.io/idled-at": "2026-01-01T00:00:00Z"}
+	server.set("services", idled)
+	list, err := server.client().services.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	if len(list.Items) != 1 || !list.Items[0].idledAt.Equal(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)) {
+		t.Errorf("the list has %+v", list.Items)
 	}
 }
 
