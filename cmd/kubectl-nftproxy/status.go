@@ -394,50 +394,81 @@ func latency(s *nodestatus.Status) string {
 
 // writeFaults lists why nodes are not right.
 func writeFaults(w io.Writer, rows []nodeRow) {
-	writeGrouped(w, "Faults", rows, func(r *nodeRow) []string { return r.Faults })
+	writeGrouped(w, "Faults", groupLines(rows, func(r *nodeRow) []string { return r.Faults }))
 }
 
 // maxProblems bounds the lines about Services.
 const maxProblems = 10
 
-// writeProblems lists the Services that somebody has to look after.
+// writeProblems lists the Services that somebody has to look after, those of most nodes first.
 func writeProblems(w io.Writer, rows []nodeRow) {
-	writeGrouped(w, "Problems of Services", rows, func(r *nodeRow) (list []string) {
-		if r.Status == nil {
-			return nil
-		}
-		for _, s := range r.Status.Troubled[:min(len(r.Status.Troubled), maxProblems)] {
-			why := s.Problems
-			if len(why) == 0 {
-				why = s.States
+	list := groupLines(rows, func(r *nodeRow) (lines []string) {
+		if r.Status != nil {
+			for i := range r.Status.Troubled {
+				lines = append(lines, problemLine(&r.Status.Troubled[i]))
 			}
-			list = append(list, fmt.Sprintf("%s/%s: %s", s.Namespace, s.Name, strings.Join(why, "; ")))
 		}
-		if more := r.Status.TroubledCount - len(list); more > 0 {
-			list = append(list, fmt.Sprintf("%d more: nftproxy get services on the node lists them", more))
-		}
-		return list
+		return lines
 	})
+	slices.SortStableFunc(list, func(a, b groupedLine) int { return cmp.Compare(len(b.nodes), len(a.nodes)) })
+	list = list[:min(len(list), maxProblems)]
+	listed := map[string]int{}
+	for _, l := range list {
+		for _, node := range l.nodes {
+			listed[node]++
+		}
+	}
+	most, more := 0, []string(nil)
+	for i := range rows {
+		if r := &rows[i]; r.Status != nil && r.Status.TroubledCount > listed[r.Node] {
+			most, more = max(most, r.Status.TroubledCount-listed[r.Node]), append(more, r.Node)
+		}
+	}
+	if most > 0 {
+		list = append(list, groupedLine{fmt.Sprintf("up to %d more: nftproxy get services on the node lists them", most), more})
+	}
+	writeGrouped(w, "Problems of Services", list)
+}
+
+// problemLine says what a Service has, or common parts of the rules, which have no namespace.
+func problemLine(s *nodestatus.Service) string {
+	why := s.Problems
+	if len(why) == 0 {
+		why = s.States
+	}
+	return strings.TrimPrefix(s.Namespace+"/"+s.Name, "/") + ": " + strings.Join(why, "; ")
+}
+
+// groupedLine is what is true of some nodes.
+type groupedLine struct {
+	text  string
+	nodes []string
+}
+
+// groupLines groups equal lines of nodes.
+func groupLines(rows []nodeRow, of func(*nodeRow) []string) (list []groupedLine) {
+	at := map[string]int{}
+	for i := range rows {
+		for _, line := range of(&rows[i]) {
+			n, known := at[line]
+			if !known {
+				n, at[line] = len(list), len(list)
+				list = append(list, groupedLine{text: line})
+			}
+			list[n].nodes = append(list[n].nodes, rows[i].Node)
+		}
+	}
+	return list
 }
 
 // writeGrouped lists what is wrong, the nodes of which it is true in front of it.
-func writeGrouped(w io.Writer, title string, rows []nodeRow, of func(*nodeRow) []string) {
-	nodes := map[string][]string{}
-	var order []string
-	for i := range rows {
-		for _, line := range of(&rows[i]) {
-			if nodes[line] == nil {
-				order = append(order, line)
-			}
-			nodes[line] = append(nodes[line], rows[i].Node)
-		}
-	}
-	if len(order) == 0 {
+func writeGrouped(w io.Writer, title string, list []groupedLine) {
+	if len(list) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\n%s:\n", title)
-	for _, line := range order {
-		fmt.Fprintf(w, "  %s: %s\n", fewNodes(nodes[line]), printable.Text(line))
+	for _, l := range list {
+		fmt.Fprintf(w, "  %s: %s\n", fewNodes(l.nodes), printable.Text(l.text))
 	}
 }
 

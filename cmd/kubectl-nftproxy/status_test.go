@@ -77,7 +77,17 @@ func TestStatus(t *testing.T) {
 			return true
 		}, []string{"12         0             1          3",
 			"Problems of Services:\n  node-1, node-2, node-3: shop/cart: external IP",
-			": shop/web: too-large\n", ": 1 more: "}, "Faults", 0},
+			": shop/web: too-large\n", ": up to 1 more: "}, "Faults", 0},
+		"many problems, the common ones first": {func(_ *fakeCluster, s *nodestatus.Status) bool {
+			for i := range 8 {
+				s.Troubled = append(s.Troubled, nodestatus.Service{Namespace: s.Node, Name: fmt.Sprint(i),
+					States: []string{"conflict"}})
+			}
+			s.Troubled = append(s.Troubled, nodestatus.Service{Name: "common-part", States: []string{"quarantined"}})
+			s.TroubledCount = len(s.Troubled)
+			return true
+		}, []string{"Problems of Services:\n  node-1, node-2, node-3: common-part: quarantined\n  node-1: node-1/0: conflict\n",
+			"\n  node-2: node-2/0: conflict\n  node-2, node-3: up to 8 more: "}, "node-2/1", 0},
 		"different versions and flags": {func(_ *fakeCluster, s *nodestatus.Status) bool {
 			if s.Node == "node-2" {
 				s.Version, s.Configuration, s.Services = "v1.1.0", "bbbbbbbbbbbb", 11
