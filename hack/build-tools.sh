@@ -17,17 +17,22 @@
 # With KUBERNETES=1.38 Kubernetes' programs are those of the next minor release, and all go into hack/tools/bin/1.38.
 #
 # Versions are those of the go.mod of hack/tools, hack/kube*, hack/dns, hack/flannel, hack/cni, hack/policies,
-# hack/metallb, hack/lint and hack/vuln. The go command fetches a newer Go if a go.mod needs it. A binary that was
-# already built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold
-# each of the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since
-# each build takes all cores anyway.
+# hack/metallb, hack/lint and hack/vuln. Where a go.mod names a toolchain, the go command fetches it, even with
+# GOTOOLCHAIN=local. A binary that was already built from the same go.mod, go.sum, directories that replace modules and
+# Go release is left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes one to three
+# minutes on two cores. Calls that overlap wait for each other, since each build takes all cores anyway.
 set -eu
 
 root=$(cd "$(dirname "$0")" && pwd)
 bin=$root/tools/bin kubernetes=tools
-if [ "${KUBERNETES:-1.37}" != 1.37 ]; then
-	bin=$bin/$KUBERNETES kubernetes=kubernetes-$KUBERNETES
-fi
+case ${KUBERNETES:-1.37} in
+1.37) ;;
+1.38)
+	bin=$bin/$KUBERNETES kubernetes=kubernetes-$KUBERNETES ;;
+*)
+	echo "$0: KUBERNETES=$KUBERNETES: want 1.37 or 1.38" >&2
+	exit 2 ;;
+esac
 
 if [ $# -eq 0 ]; then
 	set -- etcd kube-apiserver kube-controller-manager
@@ -107,16 +112,28 @@ source_of() {
 
 # The environment of a caller that builds for another system, or with cgo, must not leak into binaries that run here.
 unset GOOS GOARCH
-export GOWORK=off GOTOOLCHAIN=auto
+export GOWORK=off
+chosen=${GOTOOLCHAIN:-}
 
 mkdir -p "$bin"
 exec 9>"$bin/.lock"
 flock 9
 
+# pinned prints the files of $module that say what is built: its pins, and the directories that replace modules.
+pinned() (
+	cd "$root/$module"
+	cat go.mod go.sum
+	for directory in $(sed -n 's|.* => \(\.[^ ]*\)$|\1|p' go.mod); do
+		find "$directory" -name go.mod -o -name '*.go' | LC_ALL=C sort | xargs cat
+	done
+)
+
 for name in "$@"; do
 	source_of "$name"
+	export GOTOOLCHAIN="$chosen"
+	! grep -q '^toolchain ' "$root/$module/go.mod" || GOTOOLCHAIN=auto
 	release=$(go -C "$root/$module" env GOVERSION)
-	stamp=$( { echo "$release $package $flags"; cat "$root/$module/go.mod" "$root/$module/go.sum"; } | sha256sum | cut -d' ' -f1)
+	stamp=$( { echo "$release $package $flags"; pinned; } | sha256sum | cut -d' ' -f1)
 	if [ -x "$bin/$name" ] && [ "$(cat "$bin/.$name.stamp" 2>/dev/null)" = "$stamp" ]; then
 		continue
 	fi

@@ -47,7 +47,8 @@ replace (
 	k8s.io/streaming => k8s.io/streaming v0.38.0-beta.0
 )
 
-// Not every module proxy has these versions.
+// Not every module proxy has the versions that Kubernetes names: iptables-wrappers v1.0.0, and structured-merge-diff
+// v7.0.1, of which the build takes v7.0.0.
 replace (
 	sigs.k8s.io/iptables-wrappers => ./iptables-wrappers
 	sigs.k8s.io/structured-merge-diff/v7 => sigs.k8s.io/structured-merge-diff/v7 v7.0.0
