@@ -86,7 +86,8 @@ func newCommand() *cobra.Command {
 		"(with --only data or --only node)")
 	f.IntVar(&o.rounds, "rounds", 3, "with --earlier and --only node: how often each build has its turn")
 	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(controlplane.KubeProxyVariable),
-		"the minor release of kube-proxy: 1.36, 1.37 or 1.38 (default the variable KUBE_PROXY, or else 1.37)")
+		"the minor release of kube-proxy: 1.36, 1.37, or 1.38 in nftables mode only (default the variable KUBE_PROXY, or "+
+			"else 1.37)")
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+
 		"; repeat it for several (default all)")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")

@@ -104,7 +104,10 @@ func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
 		{result.KubeProxyLegacy, "iptables", iptablesLegacy},
 		{result.KubeProxyIPTables, "iptables", iptablesNFT},
 	} {
-		if s.Wants(k.name) {
+		if s.Wants(k.name) && s.KubeProxy == "1.38" && k.mode == "iptables" {
+			list = append(list, Proxy{Name: k.name, Silent: Silent(k.name),
+				Missing: errors.New("hack/kube-proxy-1.38 is built without iptables")})
+		} else if s.Wants(k.name) {
 			list = append(list, s.kubeProxy(ctx, k.name, k.mode, k.find, sink))
 		}
 	}
