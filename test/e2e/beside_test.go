@@ -97,7 +97,7 @@ func TestRecordedFlags(t *testing.T) {
 	}
 	release := os.Getenv(controlplane.KubeProxyVariable)
 	if release == "1.36" {
-		t.Skip("the list is that of 1.37, and 1.38 has the same")
+		t.Skip("the list is that of 1.37 and 1.38")
 	}
 	kubeProxy, err := controlplane.KubeProxy(testContext(t), release)
 	if err != nil {

@@ -115,7 +115,8 @@ func (a *ailing) rule(ctx context.Context, node int, to string) (ending, error) 
 	return a.shell(ctx, node, "ip rule add to "+to, "ip rule del priority 100")
 }
 
-// otherService makes a Service without endpoints that has the external IP of the test first.
+// otherService makes a Service without endpoints, in a namespace of its own and older than what comes next. Its
+// external IP is one that the Services of kubectl nftproxy test have, too.
 func otherService(ctx context.Context, a *ailing) (*corev1.Service, ending, error) {
 	const name = "trouble"
 	namespaces := a.Client.CoreV1().Namespaces()
@@ -124,8 +125,8 @@ func otherService(ctx context.Context, a *ailing) (*corev1.Service, ending, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	first, err := a.Client.CoreV1().Services(name).Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "first"},
-		Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.77"}, Selector: map[string]string{"app": "none"},
+	first, err := a.Client.CoreV1().Services(name).Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "first"}, Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.77"}, Selector: map[string]string{"app": "none"},
 			Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}}}}, metav1.CreateOptions{})
 	if err == nil {
 		// Its age counts in seconds.
