@@ -8,9 +8,12 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"nftproxy/model/service"
 )
 
-// TestChartFlags: the schema of the chart takes the flags of run in extraArgs, and no others. With -update it has them.
+// TestChartFlags: the schema of the chart takes the flags of run in extraArgs, and no others, and of time-outs for DNS
+// those that the flag takes. With -update it has them.
 func TestChartFlags(t *testing.T) {
 	const path = "../../deploy/helm/values.schema.json"
 	text, err := os.ReadFile(path)
@@ -25,6 +28,11 @@ func TestChartFlags(t *testing.T) {
 		t.Fatalf("%s has no pattern of extraArgs", path)
 	}
 	want := at.ReplaceAllString(string(text), "${1}^--("+strings.Join(names, "|")+")(=.*)?$$")
+	dns := regexp.MustCompile(`("dnsUDPTimeouts": \{\s*"type": "string",\s*"pattern": ")[^"]*`)
+	if len(dns.FindAllString(want, -1)) != 1 {
+		t.Fatalf("%s has no pattern of dnsUDPTimeouts", path)
+	}
+	want = dns.ReplaceAllString(want, "${1}^("+strings.Join(dnsTimeouts(), "|")+")$$")
 	if *update {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -34,4 +42,19 @@ func TestChartFlags(t *testing.T) {
 	if string(text) != want {
 		t.Errorf("%s does not have the flags of run: go test ./cmd/nftproxy -run TestChartFlags -update", path)
 	}
+}
+
+// dnsTimeouts are what --nftproxy-dns-udp-timeouts takes, as the documentation writes them.
+func dnsTimeouts() []string {
+	list := []string{timeoutsOff}
+	for _, unreplied := range service.UnrepliedTimeouts() {
+		for _, replied := range service.RepliedTimeouts() {
+			name := service.Timeouts{Protocol: service.UDP, Unreplied: unreplied, Replied: replied}.String()
+			value := strings.Replace(strings.TrimPrefix(name, "udp-"), "-", ",", 1)
+			if _, err := parseDNSTimeouts(value); err == nil {
+				list = append(list, value)
+			}
+		}
+	}
+	return list
 }

@@ -167,7 +167,7 @@ func parseDNSTimeouts(value string) (service.Timeouts, error) {
 	}
 	t, err := service.ParseUDPTimeouts(value)
 	if err != nil {
-		return t, fmt.Errorf("--%s: %q: want %s, or two times: it is %w", dnsTimeoutsFlag, value, timeoutsOff, err)
+		return t, fmt.Errorf("--%s: %q: neither %s nor two times: %w", dnsTimeoutsFlag, value, timeoutsOff, err)
 	}
 	return t, nil
 }
