@@ -298,7 +298,10 @@ func TestReportRefusals(t *testing.T) {
 apiVersion: v1
 kind: Service
 metadata:
-  {name: idled, namespace: shop, uid: u-idled, annotations: {idling.alpha.openshift.io/idled-at: "2026-01-01T00:00:00Z"}}
+  name: idled
+  namespace: shop
+  uid: u-idled
+  annotations: {idling.alpha.openshift.io/idled-at: "2026-01-01T00:00:00Z"}
 spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 ---
 apiVersion: v1
@@ -311,8 +314,8 @@ spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
 	}
 	both := []traffic.Refused{refused("shop/idled"), refused("shop/web")}
 	l := newListener()
-	l.refusalObserver(w, metrics.New(prometheus.NewRegistry()))(traffic.Refusals{At: time.Date(2026, 1, 1, 0, 0, 10, 0, time.UTC), Services: both,
-		Persistent: both})
+	observe := l.refusalObserver(w, metrics.New(prometheus.NewRegistry()))
+	observe(traffic.Refusals{At: time.Date(2026, 1, 1, 0, 0, 10, 0, time.UTC), Services: both, Persistent: both})
 	want := []watch.Event{
 		{Object: watch.Object{Kind: "Service", Namespace: "shop", Name: "idled", UID: "u-idled"}, Reason: "NeedPods",
 			Note: "clients connect on node node-1: the Service is idled and needs pods"},

@@ -82,8 +82,8 @@ func idledAt(annotations map[string]string, p *problemList) time.Time {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		p.addValue("metadata.annotations["+annotationIdledAt+"]", beginning(text), "not a time (RFC 3339), so OpenShift does "+
-			"not start the Service's pods when clients connect")
+		p.addValue("metadata.annotations["+annotationIdledAt+"]", beginning(text), "not a time (RFC 3339), so OpenShift "+
+			"does not start the Service's pods when clients connect")
 		return time.Time{}
 	}
 	return at

@@ -425,7 +425,8 @@ func writeProblems(w io.Writer, rows []nodeRow) {
 		}
 	}
 	if most > 0 {
-		list = append(list, groupedLine{fmt.Sprintf("up to %d more: nftproxy get services on the node lists them", most), more})
+		text := fmt.Sprintf("up to %d more: nftproxy get services on the node lists them", most)
+		list = append(list, groupedLine{text, more})
 	}
 	writeGrouped(w, "Problems of Services", list)
 }

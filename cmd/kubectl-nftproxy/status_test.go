@@ -86,7 +86,8 @@ func TestStatus(t *testing.T) {
 			s.Troubled = append(s.Troubled, nodestatus.Service{Name: "common-part", States: []string{"quarantined"}})
 			s.TroubledCount = len(s.Troubled)
 			return true
-		}, []string{"Problems of Services:\n  node-1, node-2, node-3: common-part: quarantined\n  node-1: node-1/0: conflict\n",
+		}, []string{"Problems of Services:\n  node-1, node-2, node-3: common-part: quarantined\n",
+			"quarantined\n  node-1: node-1/0: conflict\n",
 			"\n  node-2: node-2/0: conflict\n  node-2, node-3: up to 8 more: "}, "node-2/1", 0},
 		"different versions and flags": {func(_ *fakeCluster, s *nodestatus.Status) bool {
 			if s.Node == "node-2" {

@@ -118,8 +118,8 @@ func (s *Served) join(r *readback) {
 	})
 }
 
-// setTimeouts sets what the Service asks for. UDP port 53 does not tell, since its time-outs may be the configuration's:
-// a Service with no other port of UDP has none.
+// setTimeouts sets what the Service asks for. UDP port 53 does not tell, since its time-outs may be the
+// configuration's: a Service with no other port of UDP has none.
 func (s *Served) setTimeouts(svc *service.Service) {
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {

@@ -126,7 +126,8 @@ func otherService(ctx context.Context, a *ailing) (*corev1.Service, ending, erro
 		return nil, nil, err
 	}
 	first, err := a.Client.CoreV1().Services(name).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "first"}, Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.77"}, Selector: map[string]string{"app": "none"},
+		ObjectMeta: metav1.ObjectMeta{Name: "first"},
+		Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.77"}, Selector: map[string]string{"app": "none"},
 			Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}}}}, metav1.CreateOptions{})
 	if err == nil {
 		// Its age counts in seconds.
