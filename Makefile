@@ -79,8 +79,8 @@ test-no-iptables: ## run the same tests and the demo on a kernel 6.12 without th
 	$(GO) run ./test/cmd/matrix kernels --kernels=6.12-nf_tables --timeout=3h $(if $(PACKAGES),--packages=$(PACKAGES),--page=docs/evidence/kernels.md)
 
 .PHONY: on-kernel
-on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.12-nf_tables, 6.1 or 5.10, among this computer's files, which it cannot change: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm
-	$(GO) run ./test/cmd/matrix run --kernel=$(or $(KERNEL),6.12) $(if $(KVM),--kvm) --timeout=6h sh -c '$(COMMAND)'
+on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.12-nf_tables, 6.1 or 5.10, among this computer's files, mounted read-only: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm
+	$(GO) run ./test/cmd/matrix run --kernel=$(or $(KERNEL),6.12) $(if $(KVM),--kvm) --timeout=6h sh -c "$$COMMAND"
 
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one: after a change of what is sent to the kernel, and before a release

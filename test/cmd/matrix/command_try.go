@@ -52,7 +52,7 @@ func parseCommand(args []string) (commandOptions, error) {
 	return o, nil
 }
 
-// tryCommand runs a command as root under another kernel, among this computer's files, which it cannot change.
+// tryCommand runs a command as root under another kernel, among this computer's files, mounted read-only.
 func tryCommand(ctx context.Context, args []string, out io.Writer) (err error) {
 	o, err := parseCommand(args)
 	if err != nil {
