@@ -330,14 +330,12 @@ func (r *recogniser) addUpdate(x *expr.Dynset) bool {
 }
 
 // addStatement ends a statement and clears the registers, if it is known what the statement does. What a limit lets
-// through depends on earlier packets, which the model does not have: of a limited rule it knows only the translation of
-// pings, which takes any single packet. Of a sampled rule it knows what decides nothing about the packet.
+// through depends on earlier packets, which the model does not have: of a limited rule it knows the translation of
+// pings, which takes any single packet, and, as of a sampled rule, what decides nothing about the packet.
 func (r *recogniser) addStatement(s nft.Statement) bool {
-	if n := len(r.rule); n > 0 {
-		_, limited := r.rule[n-1].(nft.Limit)
-		if _, translates := s.(nft.DNATTo); limited && !translates {
-			return false
-		}
+	_, translates := s.(nft.DNATTo)
+	if slices.ContainsFunc(r.rule, limited) && !translates && !idle(s) {
+		return false
 	}
 	if slices.ContainsFunc(r.rule, sampled) && !idle(s) {
 		return false
@@ -347,16 +345,21 @@ func (r *recogniser) addStatement(s nft.Statement) bool {
 	return true
 }
 
+func limited(s nft.Statement) bool {
+	_, ok := s.(nft.Limit)
+	return ok
+}
+
 func sampled(s nft.Statement) bool {
 	_, ok := s.(nft.Sample)
 	return ok
 }
 
-// idle says that a statement decides nothing about the packet: no rule of ours matches a label that another one sets
-// for a sample.
+// idle says that a statement behind a sample decides nothing about the packet: no rule of ours matches a label that
+// another one sets for a sample, and a limit is about what follows it in the rule.
 func idle(s nft.Statement) bool {
 	switch s.(type) {
-	case nft.SetLabel, nft.Log:
+	case nft.SetLabel, nft.Log, nft.Limit:
 		return true
 	}
 	return false
