@@ -16,7 +16,6 @@ import (
 	"nftproxy/look/othertables"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
-	"nftproxy/nft/flowtable"
 	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
@@ -206,8 +205,7 @@ func removeTable(t kernel.TableInfo) error {
 	}
 	_, err = ejecttable.Remove(t.ID.Name)
 	_, more := invalidtable.Remove(t.ID.Name, 0)
-	_, last := flowtable.Remove(t.ID.Name, 0)
-	return errors.Join(err, more, last)
+	return errors.Join(err, more)
 }
 
 func withKernel(do func(*kernel.Conn) error) error {

@@ -83,7 +83,9 @@ type allRanges struct{}
 func (allRanges) make(cfg *Config, p pods) made {
 	a := byRange()
 	chains := append(a.refusalChains(), a.externalLocalChain(cfg, p))
-	cfg.adapt(chains...)
+	for _, c := range chains {
+		cfg.uncount(c)
+	}
 	return made{chains: chains, sets: rangeSets(cfg)}
 }
 

@@ -144,6 +144,8 @@ func (nodePortSources) make(cfg *Config, _ pods) made {
 	m := made{sets: []*nft.Set{a.restrictedSet(), a.refusalSetOf(OutsideSourceRanges)},
 		chains: []*nft.Chain{a.restrictedChain(), a.outsideChain()}}
 	cfg.count(m.sets)
-	cfg.adapt(m.chains...)
+	for _, chain := range m.chains {
+		cfg.uncount(chain)
+	}
 	return m
 }
