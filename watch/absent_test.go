@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/tools/txtar"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,17 +23,11 @@ import (
 	"nftproxy/test/lib/controlplane"
 )
 
-// field is a field of a Service or an EndpointSlice.
+// field is a line of testdata/absent-fields.txt, which says what its columns are.
 type field struct {
-	// path names it from the object, with a 0 for the only item of a list: spec.ports.0.protocol.
-	path string
-	// means is the value that an absent field stands for, as YAML; none if there is no such value, and unread for a
-	// field that changes nothing.
-	means string
-	// by is who says so: the API server, which fills the field in, or the field's documentation.
-	by filler
-	// other is a value that means something else. It is for fields whose value in the object is what means says.
-	other string
+	path, means string
+	by          filler
+	other       string
 }
 
 const (
@@ -45,132 +39,50 @@ const (
 type filler string
 
 const (
-	// written is SetDefaults_Service and SetDefaults_EndpointPort (pkg/apis/core/v1/defaults.go and
-	// pkg/apis/discovery/v1/defaults.go, Kubernetes 1.38), which run when an object is read from etcd.
-	written filler = "defaults"
-	// read is defaultOnReadService (pkg/registry/core/service/storage/storage.go). In the cycle of 1.38, watches were
-	// without it (kubernetes/kubernetes#143291).
-	read filler = "defaults on read"
-	// documented is the field's documentation (k8s.io/api, types.go). The API server leaves the field absent.
+	inDefaults filler = "defaults"
+	onRead     filler = "defaults on read"
 	documented filler = "documentation"
 )
 
-const absentService = `
-apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: default}
-spec:
-  type: LoadBalancer
-  clusterIP: 10.96.7.1
-  clusterIPs: [10.96.7.1, "fd00:10:96::701"]
-  ipFamilies: [IPv4, IPv6]
-  ipFamilyPolicy: RequireDualStack
-  externalIPs: [198.51.100.1]
-  loadBalancerIP: 203.0.113.1
-  loadBalancerClass: example.com/class
-  loadBalancerSourceRanges: [192.0.2.0/24]
-  allocateLoadBalancerNodePorts: true
-  externalName: web.example.com
-  internalTrafficPolicy: Local
-  externalTrafficPolicy: Local
-  healthCheckNodePort: 32001
-  publishNotReadyAddresses: true
-  trafficDistribution: PreferSameZone
-  sessionAffinity: ClientIP
-  sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}
-  selector: {app: web}
-  ports: [{name: http, protocol: UDP, appProtocol: http, port: 80, targetPort: 8080, nodePort: 32000}]
-status:
-  loadBalancer:
-    ingress: [{ip: 203.0.113.1, ipMode: VIP, hostname: web.example.com, ports: [{port: 80, protocol: UDP}]}]
-  conditions: [{type: Ready, status: "True", reason: Known, message: yes it is, lastTransitionTime: "2026-01-01T00:00:00Z"}]
-`
-
-// fieldsOfService are all fields of spec and status.
-func fieldsOfService() []field {
-	return []field{
-		{path: "spec.type", means: "ClusterIP", by: written},
-		{path: "spec.clusterIP", means: none},
-		{path: "spec.clusterIPs", means: "[10.96.7.1]", by: read},
-		{path: "spec.ipFamilies", means: "[IPv4, IPv6]", by: read, other: "[IPv4]"},
-		{path: "spec.ipFamilyPolicy", means: unread},
-		{path: "spec.externalIPs", means: none},
-		{path: "spec.loadBalancerIP", means: unread},
-		{path: "spec.loadBalancerClass", means: unread},
-		{path: "spec.loadBalancerSourceRanges", means: none},
-		{path: "spec.allocateLoadBalancerNodePorts", means: unread},
-		{path: "spec.externalName", means: unread},
-		{path: "spec.internalTrafficPolicy", means: "Cluster", by: written},
-		{path: "spec.externalTrafficPolicy", means: "Cluster", by: written},
-		{path: "spec.healthCheckNodePort", means: none},
-		{path: "spec.publishNotReadyAddresses", means: unread},
-		{path: "spec.trafficDistribution", means: unread},
-		{path: "spec.sessionAffinity", means: "None", by: written},
-		{path: "spec.sessionAffinityConfig", means: "{clientIP: {timeoutSeconds: 10800}}", by: written},
-		{path: "spec.sessionAffinityConfig.clientIP", means: "{timeoutSeconds: 10800}", by: written},
-		{path: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", means: "10800", by: written},
-		{path: "spec.selector", means: unread},
-		{path: "spec.ports", means: none},
-		{path: "spec.ports.0.name", means: none},
-		{path: "spec.ports.0.protocol", means: "TCP", by: written},
-		{path: "spec.ports.0.appProtocol", means: unread},
-		{path: "spec.ports.0.port", means: none},
-		{path: "spec.ports.0.targetPort", means: unread},
-		{path: "spec.ports.0.nodePort", means: none},
-		{path: "status.loadBalancer", means: none},
-		{path: "status.loadBalancer.ingress", means: none},
-		{path: "status.loadBalancer.ingress.0.ip", means: none},
-		{path: "status.loadBalancer.ingress.0.ipMode", means: "VIP", by: written, other: "Proxy"},
-		{path: "status.loadBalancer.ingress.0.hostname", means: unread},
-		{path: "status.loadBalancer.ingress.0.ports", means: unread},
-		{path: "status.conditions", means: unread},
-	}
+// fieldsOf is an object with all fields of its kind, and what each means.
+type fieldsOf struct {
+	object object
+	fields []field
 }
 
-const absentSlice = `
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-endpoints:
-  - addresses: [10.180.0.1]
-    conditions: {ready: false, serving: false, terminating: true}
-    hostname: web-1
-    nodeName: node-1
-    zone: zone-a
-    targetRef: {kind: Pod, name: web-1}
-    deprecatedTopology: {rack: "7"}
-    hints: {forZones: [{name: zone-a}], forNodes: [{name: node-1}]}
-ports: [{name: http, protocol: UDP, appProtocol: http, port: 8080}]
-`
-
-// fieldsOfSlice are all fields.
-func fieldsOfSlice() []field {
-	return []field{
-		{path: "addressType", means: none},
-		{path: "endpoints", means: none},
-		{path: "endpoints.0.addresses", means: none},
-		{path: "endpoints.0.conditions", means: "{ready: true, serving: true, terminating: false}", by: documented},
-		{path: "endpoints.0.conditions.ready", means: "true", by: documented},
-		{path: "endpoints.0.conditions.serving", means: "true", by: documented},
-		{path: "endpoints.0.conditions.terminating", means: "false", by: documented},
-		{path: "endpoints.0.hostname", means: unread},
-		{path: "endpoints.0.nodeName", means: none},
-		{path: "endpoints.0.zone", means: unread},
-		{path: "endpoints.0.targetRef", means: unread},
-		{path: "endpoints.0.deprecatedTopology", means: unread},
-		{path: "endpoints.0.hints", means: none},
-		{path: "endpoints.0.hints.forZones", means: none},
-		{path: "endpoints.0.hints.forZones.0.name", means: none},
-		{path: "endpoints.0.hints.forNodes", means: none},
-		{path: "endpoints.0.hints.forNodes.0.name", means: none},
-		{path: "ports", means: none},
-		{path: "ports.0.name", means: `""`, by: written},
-		{path: "ports.0.protocol", means: "TCP", by: written},
-		{path: "ports.0.appProtocol", means: unread},
-		// Kubernetes lets each consumer say what that means.
-		{path: "ports.0.port", means: none},
+// absentFields reads testdata/absent-fields.txt.
+func absentFields(t testing.TB) (ofService, ofSlice fieldsOf) {
+	t.Helper()
+	archive, err := txtar.ParseFile("testdata/absent-fields.txt")
+	if err != nil {
+		t.Fatal(err)
 	}
+	files := map[string]string{}
+	for _, f := range archive.Files {
+		files[f.Name] = string(f.Data)
+	}
+	parse := func(kind string) fieldsOf {
+		of := fieldsOf{object: parseObject(t, files[kind+".yaml"])}
+		for line := range strings.Lines(files[kind+".fields"]) {
+			columns := strings.Split(line, "|")
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			for len(columns) < 4 {
+				columns = append(columns, "")
+			}
+			for i := range columns {
+				columns[i] = strings.TrimSpace(columns[i])
+			}
+			f := field{path: columns[0], means: columns[1], by: filler(columns[2]), other: columns[3]}
+			if by := []filler{"", inDefaults, onRead, documented}; !slices.Contains(by, f.by) {
+				t.Fatalf("%s.fields: %s: nobody is %q", kind, f.path, f.by)
+			}
+			of.fields = append(of.fields, f)
+		}
+		return of
+	}
+	return parse("service"), parse("slice")
 }
 
 // object is an object as JSON has it.
@@ -270,11 +182,11 @@ func meaning(o runtime.Object) string {
 // TestAbsentFields: an absent field means what the API server would fill in, or what the field's documentation says.
 // Every field of the API is listed, with what the proxy makes of it.
 func TestAbsentFields(t *testing.T) {
-	for text, fields := range map[string][]field{absentService: fieldsOfService(), absentSlice: fieldsOfSlice()} {
-		base := parseObject(t, text)
-		checkAllListed(t, reflect.TypeOf(base.typed(t)).Elem(), "", fields)
-		for _, f := range fields {
-			t.Run(base["kind"].(string)+"/"+f.path, func(t *testing.T) { checkAbsent(t, base, f) })
+	service, slice := absentFields(t)
+	for _, of := range []fieldsOf{service, slice} {
+		checkAllListed(t, reflect.TypeOf(of.object.typed(t)).Elem(), "", of.fields)
+		for _, f := range of.fields {
+			t.Run(of.object["kind"].(string)+"/"+f.path, func(t *testing.T) { checkAbsent(t, of.object, f) })
 		}
 	}
 }
@@ -362,56 +274,32 @@ func checkAllListed(t *testing.T, of reflect.Type, path string, fields []field) 
 	}
 }
 
-// TestAbsentFieldsOnAPIServers: the API server fills in what fieldsOfService and fieldsOfSlice say; and whether or not
+// TestAbsentFieldsOnAPIServers: the API server fills in what absentFields says; and whether or not
 // it does so in its lists and its watches, the objects mean the same, whichever of their fields are absent in etcd.
 //
 // By make test-skew it runs on API servers of several releases.
 func TestAbsentFieldsOnAPIServers(t *testing.T) {
-	controlplane.Require(t)
-	releases := controlplane.Skew()
-	if len(releases) == 0 {
-		releases = []string{controlplane.Newest}
-	}
-	for _, release := range releases {
-		t.Run(release, func(t *testing.T) { testAbsentFields(t, release) })
-	}
-}
-
-func testAbsentFields(t *testing.T, release string) {
-	plane, err := controlplane.StartInNamespace(t.Context(), controlplane.Config{
-		ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"},
-	}.Release(release))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Stop(); err != nil {
-			t.Error(err)
+	onEachRelease(t, func(t *testing.T, plane *controlplane.Plane, release string) {
+		s := &absentServer{T: t, Plane: plane, release: release}
+		service, slice := absentFields(t)
+		for _, of := range []fieldsOf{service, slice} {
+			for _, f := range of.fields {
+				s.fills(of.object, f)
+			}
+		}
+		rng := rand.New(rand.NewSource(1))
+		for range 60 {
+			s.meansTheSame(service.withoutSome(rng))
+			// Releases before 1.33 do not know forNodes.
+			s.meansTheSame(slice.withoutSome(rng).without("endpoints.0.hints.forNodes"))
 		}
 	})
-	version, is, err := plane.IsRelease(release)
-	if t.Logf("the API server is %s", version); err != nil || !is {
-		t.Fatalf("the API server is %s, want %s; error %v", version, release, err)
-	}
-	s := &absentServer{T: t, Plane: plane, release: release}
-	services, slices := parseObject(t, absentService), parseObject(t, absentSlice)
-	for _, f := range fieldsOfService() {
-		s.fills(services, f)
-	}
-	for _, f := range fieldsOfSlice() {
-		s.fills(slices, f)
-	}
-	rng := rand.New(rand.NewSource(1))
-	for range 60 {
-		s.meansTheSame(withoutSome(rng, services, fieldsOfService()))
-		// Releases before 1.33 do not know forNodes.
-		s.meansTheSame(withoutSome(rng, slices, fieldsOfSlice()).without("endpoints.0.hints.forNodes"))
-	}
 }
 
 // withoutSome leaves out random fields of those that mean something when they are absent.
-func withoutSome(rng *rand.Rand, o object, fields []field) object {
-	for _, f := range fields {
+func (of fieldsOf) withoutSome(rng *rand.Rand) object {
+	o := of.object
+	for _, f := range of.fields {
 		if f.by != "" && rng.Intn(2) == 0 {
 			o = o.without(f.path)
 		}

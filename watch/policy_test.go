@@ -47,33 +47,40 @@ func annotationValues() []string {
 //
 // By make test-skew it runs on API servers of several releases. One of 1.29 has no such policies, and says so.
 func TestValidateOptions(t *testing.T) {
+	onEachRelease(t, testValidateOptions)
+}
+
+// onEachRelease runs a test with the API server of each release that make test-skew names, or else of the newest.
+func onEachRelease(t *testing.T, test func(t *testing.T, plane *controlplane.Plane, release string)) {
 	controlplane.Require(t)
 	releases := controlplane.Skew()
 	if len(releases) == 0 {
 		releases = []string{controlplane.Newest}
 	}
 	for _, release := range releases {
-		t.Run(release, func(t *testing.T) { testValidateOptions(t, release) })
+		t.Run(release, func(t *testing.T) {
+			plane, err := controlplane.StartInNamespace(t.Context(), controlplane.Config{
+				ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"},
+			}.Release(release))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := plane.Stop(); err != nil {
+					t.Error(err)
+				}
+			})
+			version, is, err := plane.IsRelease(release)
+			if t.Logf("the API server is %s", version); err != nil || !is {
+				t.Fatalf("the API server is %s, want %s; error %v", version, release, err)
+			}
+			test(t, plane, release)
+		})
 	}
 }
 
-func testValidateOptions(t *testing.T, release string) {
+func testValidateOptions(t *testing.T, plane *controlplane.Plane, release string) {
 	ctx := t.Context()
-	plane, err := controlplane.StartInNamespace(ctx, controlplane.Config{
-		ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"},
-	}.Release(release))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	version, is, err := plane.IsRelease(release)
-	if t.Logf("the API server is %s", version); err != nil || !is {
-		t.Fatalf("the API server is %s, want %s; error %v", version, release, err)
-	}
 	server := policyServer{T: t, Interface: plane.Client}
 	old := server.service(map[string]string{"nftproxy.io/balance": "hsah"})
 	if _, err := server.CoreV1().Services("default").Create(ctx, old, metav1.CreateOptions{}); err != nil {
