@@ -42,11 +42,12 @@ labelled nodes, of which there is none yet: by deploy/overlays/trial, or the cha
 --set-string 'nodeSelector.nftproxy\.io/trial=true'. kube-proxy has to be a DaemonSet.
 
 To nftproxy: it runs nftproxy check on all nodes that are Ready and have kube-proxy, and stops
-if a finding is red, marks or calico (docs/migrate.md). Then it takes one node, and then --at-once
-nodes at a time; those that are not Ready come last, and it stops there. nftproxy starts beside kube-proxy, its rules are
-compared with the Services and with those of kube-proxy, kube-proxy ends, and its rules are
-removed. To kube-proxy: the same with the names exchanged. Before kube-proxy ends, and at the
-end, it tries Services of each kind on the nodes, as kubectl nftproxy test --light does.
+if a finding is red, marks or calico (docs/migrate.md). Then it takes one node, and then
+--at-once nodes at a time; those that are not Ready come last, and it stops there. nftproxy
+starts beside kube-proxy, its rules are compared with the Services and with those of kube-proxy,
+kube-proxy ends, and its rules are removed. To kube-proxy: the same with the names exchanged.
+Before kube-proxy ends, and at the end, it tries Services of each kind on the nodes, as
+kubectl nftproxy test --light does.
 
 It stops at the first node that is not right, and says why. Nothing is remembered: to go on
 after a stop, an interrupt or a kill, run the same command again, and to go back, run it with
