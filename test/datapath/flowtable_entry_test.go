@@ -1,9 +1,11 @@
 package datapath
 
 import (
+	"errors"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -104,6 +106,40 @@ func TestRemovedEntry(t *testing.T) {
 	c.ask(10, otherPort)
 	if now := c.entry(); now.ID == old.ID || now.Reply.Src != w.endpoint(otherPort) {
 		t.Errorf("entry %+v after the removal, want one to %v", now, w.endpoint(otherPort))
+	}
+}
+
+// TestCutConnection: an established TCP connection on the fast path of another program's flowtable ends as any other
+// when its entry is removed, as draining and the removal of dead endpoints do: its next packet meets the rules, and the
+// endpoint that it now reaches, which does not know it, resets it.
+func TestCutConnection(t *testing.T) {
+	w := newWorld(t)
+	w.needFlowtables()
+	w.takeFastPath()
+	c := newClient(w)
+	conn, err := w.client.NS.Dial(t.Context(), "tcp", w.clusterIP.String())
+	w.must(err)
+	defer conn.Close()
+	w.must(conn.SetDeadline(time.Now().Add(limit)))
+	var flows []conntrack.Flow
+	for len(flows) != 1 || flows[0].Status&offload == 0 {
+		_, err := conn.Write([]byte("data"))
+		w.must(err)
+		if flows = c.flows(service.TCP); len(flows) != 1 {
+			t.Fatalf("%d entries of one connection", len(flows))
+		}
+	}
+	w.lead(otherPort)
+	_, err = conn.Write([]byte("still to the old endpoint"))
+	w.must(err)
+	if removed, err := c.table.Delete(t.Context(), flows); err != nil || removed != 1 {
+		t.Fatalf("the kernel removed %d entries of one on the fast path: %v", removed, err)
+	}
+	for err == nil {
+		_, err = conn.Write([]byte("to the new one"))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("the connection ends with %v, want a reset", err)
 	}
 }
 

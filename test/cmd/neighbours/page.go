@@ -132,7 +132,7 @@ func untried() []string {
 		"kube-router's service proxy, which takes nftproxy's place",
 		"MetalLB's mode for BGP, and its webhook", "kube-vip", "the binary of NodeLocal DNSCache",
 		"iptables-legacy under any of these",
-		"Calico's own binaries, routes and tunnels, and `nftablesFlowTableOffload`",
+		"Calico's own binaries, routes and tunnels",
 	}
 }
 
