@@ -36,9 +36,15 @@ type Flow struct {
 	// TCPState is 0 for other protocols, and for entries that a program made rather
 	// than a packet.
 	TCPState TCPState
+	// Sent has the packets and bytes from the client, and Received those to it; zero unless
+	// net.netfilter.nf_conntrack_acct was on when the entry was made.
+	Sent, Received Traffic
 	// Unacknowledged says that an end of a TCP connection has sent what the other one has not acknowledged.
 	Unacknowledged bool
 }
+
+// Traffic counts packets, and their bytes from the network header on.
+type Traffic struct{ Packets, Bytes uint64 }
 
 // Tuple is one direction of a flow. As in the kernel's own tuple, the ports of an ICMP
 // flow are its identifier (Src) and type * 256 + code (Dst). The ports of a protocol

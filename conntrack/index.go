@@ -161,6 +161,17 @@ func (x *Index) Owner(f Flow) (s *service.Service, p *service.Port, ok bool) {
 	return o.service, o.port, ok
 }
 
+// HasClusterIP returns the Service that has the cluster IP, nil if none has it.
+func (x *Index) HasClusterIP(a netip.Addr) *service.Service {
+	c := service.Claim{Addr: a}
+	list := x.claims[c]
+	i := slices.IndexFunc(list, func(one claimant) bool { return !x.snapshot.Conflicts.At(one.service.Name).Has(c) })
+	if i < 0 {
+		return nil
+	}
+	return list[i].service
+}
+
 // owner is the Service port that has the destination of a flow.
 type owner struct {
 	claimant

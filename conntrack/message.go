@@ -20,16 +20,18 @@ const (
 	ctStatsCPU = 4
 	ctStats    = 5
 
-	ctaTupleOrig  = 1
-	ctaTupleReply = 2
-	ctaStatus     = 3
-	ctaProtoInfo  = 4
-	ctaTimeout    = 7
-	ctaID         = 12
-	ctaZone       = 18
-	ctaTimestamp  = 20
-	ctaFilter     = 25
-	ctaStatusMask = 26
+	ctaTupleOrig        = 1
+	ctaTupleReply       = 2
+	ctaStatus           = 3
+	ctaProtoInfo        = 4
+	ctaTimeout          = 7
+	ctaCountersOriginal = 9
+	ctaCountersReply    = 10
+	ctaID               = 12
+	ctaZone             = 18
+	ctaTimestamp        = 20
+	ctaFilter           = 25
+	ctaStatusMask       = 26
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -57,6 +59,9 @@ const (
 	ctaTimestampStart            = 1
 	ctaFilterOrigFlags           = 1
 	ctaFilterReplyFlags          = 2
+
+	ctaCountersPackets = 1
+	ctaCountersBytes   = 2
 
 	ctaStatsEntries    = 1
 	ctaStatsMaxEntries = 2
@@ -216,6 +221,10 @@ func parseFlow(attributes nfnetlink.Attributes) (f Flow, err error) {
 			f.Zone = v.ReadUint16(&err)
 		case ctaTimeout:
 			f.Timeout = time.Duration(v.ReadUint32(&err)) * time.Second
+		case ctaCountersOriginal:
+			f.Sent = parseTraffic(v, &err)
+		case ctaCountersReply:
+			f.Received = parseTraffic(v, &err)
 		case ctaTimestamp:
 			f.Start = parseStart(v, &err)
 		case ctaProtoInfo:
@@ -227,6 +236,18 @@ func parseFlow(attributes nfnetlink.Attributes) (f Flow, err error) {
 		err = nfnetlink.ErrMalformed
 	}
 	return f, err
+}
+
+func parseTraffic(counters nfnetlink.Attributes, err *error) (t Traffic) {
+	for kind, v := range counters.Strict(err) {
+		switch kind {
+		case ctaCountersPackets:
+			t.Packets = v.ReadUint64(err)
+		case ctaCountersBytes:
+			t.Bytes = v.ReadUint64(err)
+		}
+	}
+	return t
 }
 
 // parseStart decodes the time when the entry was made, in nanoseconds since 1970.

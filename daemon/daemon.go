@@ -19,6 +19,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
 	"nftproxy/daemon/eject"
+	"nftproxy/daemon/flows"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/listen"
 	"nftproxy/daemon/metrics"
@@ -127,6 +128,7 @@ type parts struct {
 
 	// What works beside it.
 	ejector     *eject.Ejector
+	flowing     *flows.Follower // of connections; nil without --nftproxy-flows
 	sweeper     *affinity.Sweeper
 	refused     *traffic.RefusalWatcher
 	ports       *listen.HealthPorts
@@ -191,7 +193,8 @@ func (p *parts) addTelling(c Config) (err error) {
 	if c.File != "" {
 		p.follower.Counts = metrics.NewConfigFile(p.registry)
 	}
-	p.servers, err = newServers(c, r, p.judge, metricsHandler(c, p.follower.Flags, p.registry, p.slis, p.page))
+	p.flowing = newFollower(c, p.outside, p.registry)
+	p.servers, err = newServers(c, r, p.judge, metricsHandler(c, p.follower.Flags, p.registry, p.slis, p.page, p.flowing))
 	return err
 }
 
@@ -219,7 +222,9 @@ type outside struct {
 	// waiting is flows with sockets of its own: a clean-up and a look for connections without an answer do not wait for
 	// each other.
 	flows, waiting *conntrack.Table
-	adjusted       *ejecttable.Table
+	// asked is the same for the entries of single connections; nil without --nftproxy-flows.
+	asked    *conntrack.Table
+	adjusted *ejecttable.Table
 	// keeper is the name of the socket by which this process keeps its tables, and inForce says that an earlier run left
 	// some.
 	keeper  string
@@ -248,7 +253,11 @@ func (d *Daemon) open(ctx context.Context, c Config) (o outside, err error) {
 	var release func()
 	o.keeper, release = tablekeeper.Keep(c.Rules.Table, c.Log)
 	d.close = append(d.close, release)
-	for _, table := range []**conntrack.Table{&o.flows, &o.waiting} {
+	tables := []**conntrack.Table{&o.flows, &o.waiting}
+	if c.Rules.Flows.Rate() > 0 {
+		tables = append(tables, &o.asked)
+	}
+	for _, table := range tables {
 		if *table, err = conntrack.Open(conntrack.Config{}); err != nil {
 			return o, err
 		}

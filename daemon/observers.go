@@ -37,6 +37,11 @@ func (p *parts) observers(ctx context.Context, c Config) []func(proxy.Sync) {
 		func(s proxy.Sync) { p.refused.Notify(s.Applied) },
 		func(s proxy.Sync) { p.ejector.Notify(s.Snapshot) },
 		func(s proxy.Sync) { p.connections()(s) },
+		func(s proxy.Sync) {
+			if p.flowing != nil {
+				p.flowing.Notify(s.Snapshot)
+			}
+		},
 		p.settings.observe,
 
 		// The last one relies on what the others have been told.

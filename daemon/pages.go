@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"nftproxy/daemon/flows"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/metrics"
@@ -86,11 +87,15 @@ func explainTo(ctx context.Context, table string, from explain.Origin, to explai
 // metricsHandler serves the metrics, what kube-proxy tells about its process beside them,
 // and the status page. flags returns the values in force of all flags.
 func metricsHandler(c Config, flags func() map[string]string, registry *prometheus.Registry, slis *metrics.SLIs,
-	page http.Handler) http.Handler {
+	page http.Handler, follower *flows.Follower) http.Handler {
 	mux, paths := health.MetricsHandler(health.Pages{Metrics: registry, SLIs: slis.Gatherer(), ResetSLIs: slis.Reset,
 		Checked: slis.Observe})
 	mux.Handle(statuspage.Path, page)
 	paths = append(paths, statuspage.Path)
+	if follower != nil {
+		mux.Handle(flows.Path, follower.Handler(c.Node))
+		paths = append(paths, flows.Path)
+	}
 	process := health.ProcessPages{
 		Component: "nftproxy", Version: c.Version, Started: time.Now(),
 		Flags: flags, Group: v1alpha1.GroupName,

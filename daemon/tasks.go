@@ -28,6 +28,7 @@ func (d *Daemon) addTasks(ctx context.Context, c Config, p *parts) {
 				takeover.RemoveTraces(c.Log)
 				removeEjectTable(c)
 				removeInvalidTable(c)
+				removeFlowTable(c)
 				p.settings.atStart()
 				return nil
 			}},
@@ -43,6 +44,9 @@ func (d *Daemon) addTasks(ctx context.Context, c Config, p *parts) {
 	then("sweeper", "nftables", p.sweeper.Run)
 	then("refusals", "nftables", p.refused.Run)
 	then("ejections", "conntrack, endpoints, nodes, API server, nftables", p.ejector.Run)
+	if p.flowing != nil {
+		then("flows", "conntrack, nftables, nfnetlink_log", flowTask(p))
+	}
 	then("health check node ports", "sockets", p.ports.Run)
 	then("node ports on localhost", "sockets", p.local.Run)
 	d.addNetwork(c, p)

@@ -21,6 +21,7 @@ import (
 type trials interface {
 	TryCounters() error
 	TryLabels() error
+	TryFlows() error
 	TryTimeouts() error
 }
 
@@ -37,6 +38,17 @@ func tried(rules ruleset.Config, conn trials, log *slog.Logger) ruleset.Config {
 		log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit "+
 			"has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does",
 			"err", err)
+	}
+	if rules.Flows.Rate() > 0 {
+		if err := conn.TryFlows(); errors.Is(err, kernel.ErrUndecided) {
+			rules.Unlogged = true
+			log.Warn("the kernel had no room to say whether it can tell of connections; --nftproxy-flows has no effect until "+
+				"nftproxy starts again", "err", err)
+		} else if err != nil {
+			rules.Unlogged = true
+			log.Warn("the kernel cannot tell of connections (it needs CONFIG_NF_CONNTRACK_LABELS and "+
+				"CONFIG_NETFILTER_NETLINK_LOG); --nftproxy-flows has no effect", "err", err)
+		}
 	}
 	if rules.DNSTimeouts == (service.Timeouts{}) {
 		return rules

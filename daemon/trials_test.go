@@ -18,6 +18,7 @@ type answers []error
 
 func (answers) TryCounters() error { return nil }
 func (answers) TryLabels() error   { return nil }
+func (answers) TryFlows() error    { return nil }
 
 func (a *answers) TryTimeouts() error {
 	err := (*a)[0]

@@ -99,6 +99,20 @@ type Update struct {
 	Timeout time.Duration
 }
 
+// Sample matches one of so many packets, at random. Statements behind it in its rule only label and log: they decide
+// nothing about the packet.
+type Sample struct{ Of uint32 }
+
+// Log sends the beginning of the packet to the program that listens to a group of nfnetlink_log, if there is one, with
+// the prefix. Needs a kernel with CONFIG_NETFILTER_NETLINK_LOG.
+type Log struct {
+	// Prefix has at most 127 bytes, none of them a control character or a quotation mark.
+	Prefix string
+	Group  uint16
+	// Bytes is how many of the packet's first bytes are sent, from its network header on.
+	Bytes uint32
+}
+
 // SetMark sets the bits of the mask in the packet's mark.
 type SetMark struct{ Mask uint32 }
 
@@ -192,6 +206,8 @@ func (DNAT) statement()        {}
 func (DNATTo) statement()      {}
 func (Limit) statement()       {}
 func (Update) statement()      {}
+func (Sample) statement()      {}
+func (Log) statement()         {}
 func (SetMark) statement()     {}
 func (ClearMark) statement()   {}
 func (SetLabel) statement()    {}
@@ -282,6 +298,14 @@ func (s DNATTo) Text(Family) string { return "dnat to " + s.Addr.String() }
 // Text is, for example, "limit rate 1000/second burst 1000 packets".
 func (s Limit) Text(Family) string {
 	return fmt.Sprintf("limit rate %d/second burst %d packets", s.PerSecond, s.Burst)
+}
+
+// Text is, for example, "numgen random mod 16 0".
+func (s Sample) Text(Family) string { return fmt.Sprintf("numgen random mod %d 0", s.Of) }
+
+// Text is, for example, `log prefix "1/16" group 28000 snaplen 64`.
+func (s Log) Text(Family) string {
+	return fmt.Sprintf("log prefix %q group %d snaplen %d", s.Prefix, s.Group, s.Bytes)
 }
 
 // Text is, for example, "update @affinity { ct original ip saddr timeout 3h :

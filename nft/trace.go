@@ -256,7 +256,7 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 		return nextRule, w.packet.Protocol == s.Protocol
 	case MatchEcho:
 		return nextRule, w.packet.Protocol == EchoProtocol(t.Table.Family)
-	case Limit: // one packet is within any limit
+	case Limit, Sample: // one packet is within any limit, and may be in any sample
 		return nextRule, true
 	case DNATTo:
 		return w.translateTo(netip.AddrPortFrom(s.Addr, w.dst.Port())), true
@@ -371,7 +371,7 @@ func (w *walk) runAction(t *Contents, s Statement) outcome {
 		} else if timeout.Protocol == w.packet.Protocol {
 			w.result.Timeout = s.Name
 		}
-	case Counter, Comment: // they change nothing of the packet
+	case Counter, Comment, Log: // they change nothing of the packet
 	case Masquerade:
 		w.result.Masqueraded = true
 		return hookDone

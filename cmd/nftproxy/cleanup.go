@@ -15,6 +15,7 @@ import (
 	"nftproxy/look/othertables"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
+	"nftproxy/nft/flowtable"
 	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
@@ -200,7 +201,11 @@ func removeTablesBeside(cmd *cobra.Command, services string) (removed bool, err 
 	if invalid {
 		fmt.Fprintf(cmd.OutOrStdout(), "removed table inet %s\n", invalidtable.Name(services))
 	}
-	return eject || invalid, errors.Join(err, more)
+	flows, last := flowtable.Remove(services, 0)
+	if flows {
+		fmt.Fprintf(cmd.OutOrStdout(), "removed table inet %s\n", flowtable.Name(services))
+	}
+	return eject || invalid || flows, errors.Join(err, more, last)
 }
 
 // checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9

@@ -207,7 +207,7 @@ func newGetServicesCommand() *cobra.Command {
 
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
 policies), AFFINITY (how long a client is remembered), OPTIONS (what annotations ask
-for, as far as the tables do it: balance, external-failover, port-ranges,
+for, as far as the tables do it: balance, external-failover, flows, port-ranges,
 source-ranges, tcp-established-timeout, udp-timeouts), PROBLEMS, and DETAILS (the
 obstacles in words). A policy shows in the tables only where it makes a difference; elsewhere it is
 Cluster. An address of which a Service gets no port is not in the tables; the events of

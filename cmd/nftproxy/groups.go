@@ -33,7 +33,7 @@ func flagGroups() []flagGroup {
 			dropInvalidFlag}},
 		{"health and metrics", []string{"healthz-bind-address", "healthz-port", "metrics-bind-address", "metrics-port",
 			ownPrefix + "probe-bind-address", "bind-address-hard-fail", healthCertificate, healthKey, metricsCertificate,
-			metricsKey, ownPrefix + "counters", "profiling"}},
+			metricsKey, ownPrefix + "counters", flowsFlag, "profiling"}},
 		{"table and process", []string{ownPrefix + "table", iptablesPeriod, ipvsPeriod, "ipvs-exclude-cidrs", "oom-score-adj",
 			logFormatFlag, "v", "help"}},
 	}

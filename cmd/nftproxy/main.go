@@ -83,7 +83,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 	cmd.AddCommand(
 		newRunCommand(),
 		newGetCommand(),
-		newExplainCommand(), newTopCommand(),
+		newExplainCommand(), newTopCommand(), newFlowsCommand(),
 		newVerifyCommand(), newTraceCommand(),
 		newConntrackCommand(),
 		newCheckCommand(), newProxiesCommand(), newCleanupCommand(),

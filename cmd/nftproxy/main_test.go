@@ -24,6 +24,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
+	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
@@ -262,6 +263,7 @@ func badTexts() map[string]map[string]string {
 		"nftproxy-metrics-tls-private-key-file": {"no-such-file": "--nftproxy-metrics-tls-cert-file is empty"},
 		"nftproxy-healthz-tls-cert-file":        {"no-such-file": "--nftproxy-healthz-tls-private-key-file is empty"},
 		"nftproxy-healthz-tls-private-key-file": {"no-such-file": "--nftproxy-healthz-tls-cert-file is empty"},
+		"nftproxy-flows":                        {"1/3": "not off, 1/1, or 1/N", "on": `"on": not off`, "": `"": not off`},
 		"nftproxy-balance": {"hash": `"hash": want random, client or flow`, "cleint": "did you mean client?",
 			"": "want random, client or flow"},
 		"nftproxy-eject": {"yes": `"yes": want off, report or on`, "onn": `"onn": did you mean on? want off, report or on`,
@@ -455,6 +457,7 @@ service a/asks created 2026-01-01T00:00:00Z
   option balance client
   option external-failover pass
   option source-ranges 203.0.113.0/24
+  option flows 1/1
   option tcp-established-timeout 2h
   option udp-timeouts 30s,10m
   port t tcp 80 node-port 30080
@@ -472,7 +475,8 @@ service a/ranges created 2026-01-01T00:00:00Z
 		t.Fatal(err)
 	}
 	want := map[string]bool{}
-	back := ruleset.ReadBack(ruleset.Compile(ruleset.Config{Table: "t"}, s).Model(), "t", s.Node)
+	back := ruleset.ReadBack(ruleset.Compile(ruleset.Config{Table: "t",
+		Settings: service.Settings{Flows: 16}}, s).Model(), "t", s.Node)
 	for name := range s.Services.All() {
 		for key := range back.Services.At(name).Options.All() {
 			want[key] = true

@@ -36,6 +36,7 @@ type runOptions struct {
 	masqueradeBit    int
 	counters, eject  string
 	dnsTimeouts      string
+	flows            string
 	sysctls          sysctlOptions
 	cleanEstablished []string
 	excludeCIDRs     []string
@@ -136,6 +137,8 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	addCounters(f, &o.counters)
 	f.StringVar(&o.eject, ejectFlag, service.EjectReport.String(), "what to do about endpoints that do not "+
 		"answer: off, report, or on (leave them out) (docs/eject.md)")
+	f.StringVar(&o.flows, flowsFlag, service.FlowsOff.String(), "share of new connections that nftproxy flows shows: off "+
+		"or 1/N, such as 1/16 (docs/flows.md)")
 	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking calls "+
 		"invalid (docs/migrate.md#what-the-mode-says)")
 	addCleanEstablished(f, &o.cleanEstablished)
@@ -242,6 +245,9 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	check(err)
 	c.Rules.DNSTimeouts, err = parseDNSTimeouts(o.dnsTimeouts)
 	check(err)
+	if c.Rules.Flows, err = service.ParseFlows(o.flows); err != nil {
+		check(fmt.Errorf("--%s: %q: %w", flowsFlag, o.flows, err))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -314,6 +320,8 @@ func (o *runOptions) checkStartupTaint() error {
 const defaultRetain = 5 * time.Minute
 
 const ejectFlag = ownPrefix + "eject"
+
+const flowsFlag = ownPrefix + "flows"
 
 // dropInvalidFlag is that of a rule of kube-proxy's iptables mode.
 const dropInvalidFlag = ownPrefix + "drop-invalid"

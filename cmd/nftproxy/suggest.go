@@ -97,6 +97,8 @@ func flagValues() map[string][]string {
 		"version":              {"true", "false", "raw"},
 		balanceFlag:            {service.ByRandom.String(), service.ByClient.String(), service.ByFlow.String()},
 		ejectFlag:              {service.EjectOff.String(), service.EjectReport.String(), service.EjectOn.String()},
+		flowsFlag:              flowsWords(),
+		"result":               resultWords(),
 		ownPrefix + "counters": {countersNone, countersTables, countersMetrics},
 	}
 }

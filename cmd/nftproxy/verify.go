@@ -111,7 +111,7 @@ func hideOtherFlags(f *pflag.FlagSet) {
 		"config", "kubeconfig", "master", ownPrefix + "manifests", "hostname-override", "cluster-cidr", "detect-local-mode",
 		"pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses", ownPrefix + "table",
 		"masquerade-all", "iptables-masquerade-bit", ownPrefix + "counters", ownPrefix + "answer-ping",
-		dropInvalidFlag, noMasqueradeFlag, ownPrefix + "masquerade-to-node", balanceFlag, dnsTimeoutsFlag,
+		dropInvalidFlag, noMasqueradeFlag, ownPrefix + "masquerade-to-node", balanceFlag, dnsTimeoutsFlag, flowsFlag,
 	}
 	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
 }

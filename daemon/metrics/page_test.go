@@ -27,6 +27,7 @@ import (
 	"nftproxy/daemon/listen"
 	"nftproxy/daemon/metrics"
 	"nftproxy/look/traffic"
+	"nftproxy/model/flows"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -64,6 +65,10 @@ func all(t *testing.T) (served, slis []check.Metric) {
 	})
 	metrics.CountInvalidDropped(r, func() uint64 { return 0 })
 	metrics.NewConfigFile(r)
+	followed, answered := metrics.NewFlows(r), 0.001
+	followed.Observe(flows.Change{Flow: flows.Flow{Service: "a/b", Result: flows.Answered,
+		AnswerSeconds: &answered}, Settled: true})
+	followed.Count(func() flows.Counts { return flows.Counts{} })
 	metrics.FollowLocalPorts(r, func() listen.LocalCounts { return listen.LocalCounts{} })
 	m.SetKubernetesVersion(apiversion.Info{Major: "1"})
 	request(listeners)

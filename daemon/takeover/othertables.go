@@ -16,6 +16,7 @@ import (
 	"nftproxy/look/othertables"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
+	"nftproxy/nft/flowtable"
 	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
@@ -205,7 +206,8 @@ func removeTable(t kernel.TableInfo) error {
 	}
 	_, err = ejecttable.Remove(t.ID.Name)
 	_, more := invalidtable.Remove(t.ID.Name, 0)
-	return errors.Join(err, more)
+	_, last := flowtable.Remove(t.ID.Name, 0)
+	return errors.Join(err, more, last)
 }
 
 func withKernel(do func(*kernel.Conn) error) error {

@@ -126,8 +126,12 @@ func accounts() map[ruleset.Purpose]account {
 			otherwise: []text{{says: "map {set} does not remember the client {client}", when: looked}}},
 		ruleset.NewClient:    {matched: minor("the client is not remembered: it goes on to choose an endpoint")},
 		ruleset.GiveTimeouts: {matched: always("{time-outs}")},
-		ruleset.Choose:       choose,
-		ruleset.ChooseFirst:  choose,
+		ruleset.FollowFlow: {matched: minor("nftproxy flows shows a sample of the connections to this Service port"),
+			otherwise: []text{minor("it is not in the sample of nftproxy flows")}},
+		ruleset.FollowRefusal: {carriesOut: true, matched: minor("nftproxy flows shows a sample of what is refused or " +
+			"dropped")},
+		ruleset.Choose:      choose,
+		ruleset.ChooseFirst: choose,
 		ruleset.DropUnchosen: {matched: always("the map has none of the endpoints that this chain expects: it is " +
 			"dropped")},
 		ruleset.RefuseTCP:       {carriesOut: true, matched: always("it is refused by a TCP reset")},

@@ -73,7 +73,8 @@ func Node(ctx context.Context, source inspect.Source, selected inspect.Selection
 
 // wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
 // decided by trials when the proxy started. The tables tell the first; the second is tried again
-// where they have a mark that the flags do not ask for, and so are time-outs where the flags ask for some.
+// where they have a mark that the flags do not ask for. So are time-outs where the flags ask for some, and flows where
+// the tables tell of none.
 func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 	snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
 	want := ruleset.Compile(config, snapshot)
@@ -92,7 +93,8 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 			without, config.DNSTimeouts = true, service.Timeouts{}
 		}
 	}
-	if config.Uncounted || config.Unlabelled || without {
+	config.Unlogged = config.Flows.Rate() > 0 && found.Flows.Rate() == 0 && conn.TryFlows() != nil
+	if config.Uncounted || config.Unlabelled || config.Unlogged || without {
 		want = ruleset.Compile(config, snapshot)
 	}
 	return want, have, nil

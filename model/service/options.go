@@ -60,6 +60,8 @@ type Options struct {
 	TCPTimeouts, UDPTimeouts Timeouts
 	// UDPHandling says what becomes of UDP flows to an endpoint that terminates.
 	UDPHandling UDPHandling
+	// Flows says which share of its connections the node follows.
+	Flows Flows
 }
 
 // Equal reports whether both ask for the same.
@@ -67,7 +69,8 @@ func (o Options) Equal(p Options) bool {
 	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed &&
 		o.Eject == p.Eject && o.SourcesPolicy == p.SourcesPolicy &&
 		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart &&
-		o.TCPTimeouts == p.TCPTimeouts && o.UDPTimeouts == p.UDPTimeouts && o.UDPHandling == p.UDPHandling
+		o.TCPTimeouts == p.TCPTimeouts && o.UDPTimeouts == p.UDPTimeouts && o.UDPHandling == p.UDPHandling &&
+		o.Flows == p.Flows
 }
 
 // option is one key of Options.
@@ -92,6 +95,7 @@ func allOptions() []option {
 			"the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0,
 			"drop"),
+		flowsOption(),
 		portRangesOption(),
 		wordOption(SourcesPolicyAnnotation, func(o *Options) *SourcesPolicy { return &o.SourcesPolicy },
 			[]string{"allow", "deny"}, 0, "allow"),

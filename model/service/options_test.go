@@ -108,6 +108,7 @@ func TestOptionsEqual(t *testing.T) {
 		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass",
 		"port-ranges": "80-90/TCP",
 		"slow-start":  "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none",
+		service.FlowsKey:                "1/16",
 		service.UDPHandlingAnnotation:   "PreserveDuringTermination",
 		service.SourcesPolicyAnnotation: "deny",
 	}

@@ -37,6 +37,8 @@ type Settings struct {
 	MasqueradeToNode bool
 	// AnswerPing has the node answer echo requests to the addresses of Services with endpoints.
 	AnswerPing bool
+	// Flows says which share of connections the node follows; FlowsAsNode is FlowsOff.
+	Flows Flows
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses NodePortAddresses
 }

@@ -224,6 +224,7 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.SetMark{Mask: 0x4000}},
 			{nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: prefixes(f)[0]}, nft.SetLabel{Bit: 127}},
 			{nft.SetLabel{Bit: 0}},
+			{nft.Sample{Of: 2}, nft.SetLabel{Bit: 0}, nft.Log{Prefix: "1/2", Group: 1, Bytes: 64}},
 			{nft.MatchProto{Protocol: 6}, nft.DNAT{Key: nft.Fields{nft.Saddr}, Map: "affinity-default/web/tcp/80"}},
 			{goTo("endpoints-3-masquerade")},
 		}},

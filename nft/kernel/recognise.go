@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -120,6 +121,10 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 	case "limit":
 		var x expr.Limit
 		return r.decodeExpression(data, &x) && r.addStatement(nft.Limit{PerSecond: uint32(x.Rate), Burst: x.Burst})
+	case "log":
+		var x expr.Log
+		return len(data.Get(unix.NFTA_LOG_PREFIX)) > 0 && r.decodeExpression(data, &x) &&
+			x.Snaplen > 0 && r.addStatement(nft.Log{Prefix: string(x.Data), Group: x.Group, Bytes: x.Snaplen})
 	case "dynset":
 		var x expr.Dynset
 		return r.decodeExpression(data, &x) && r.addUpdate(&x)
@@ -281,6 +286,8 @@ func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 		return ok && r.addStatement(nft.MatchLabel{Bit: bit})
 	case r.status:
 		return r.addStatement(nft.MatchDNATed{})
+	case r.mod != 0 && len(r.loaded) == 0:
+		return r.addStatement(nft.Sample{Of: r.mod})
 	case len(r.loaded) != 1:
 		return false
 	case r.loaded[0] == nft.L4Proto && len(data) == 1:
@@ -323,16 +330,37 @@ func (r *recogniser) addUpdate(x *expr.Dynset) bool {
 }
 
 // addStatement ends a statement and clears the registers, if it is known what the statement does. What a limit lets
-// through depends on earlier packets, which the model does not have: of a limited rule it knows only the translation of
-// pings, which takes any single packet.
+// through depends on earlier packets, which the model does not have: of a limited rule it knows the translation of
+// pings, which takes any single packet, and, as of a sampled rule, what decides nothing about the packet.
 func (r *recogniser) addStatement(s nft.Statement) bool {
-	if n := len(r.rule); n > 0 {
-		_, limited := r.rule[n-1].(nft.Limit)
-		if _, translates := s.(nft.DNATTo); limited && !translates {
-			return false
-		}
+	_, translates := s.(nft.DNATTo)
+	if slices.ContainsFunc(r.rule, limited) && !translates && !idle(s) {
+		return false
+	}
+	if slices.ContainsFunc(r.rule, sampled) && !idle(s) {
+		return false
 	}
 	r.rule, r.ends = append(r.rule, s), append(r.ends, r.read)
 	r.registers = registers{}
 	return true
+}
+
+func limited(s nft.Statement) bool {
+	_, ok := s.(nft.Limit)
+	return ok
+}
+
+func sampled(s nft.Statement) bool {
+	_, ok := s.(nft.Sample)
+	return ok
+}
+
+// idle says that a statement behind a sample decides nothing about the packet: no rule of ours matches a label that
+// another one sets for a sample, and a limit is about what follows it in the rule.
+func idle(s nft.Statement) bool {
+	switch s.(type) {
+	case nft.SetLabel, nft.Log, nft.Limit:
+		return true
+	}
+	return false
 }

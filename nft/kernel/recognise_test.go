@@ -55,6 +55,11 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}}, nft.Rule{nft.Reject{}},
 				nft.Rule{nft.Verdict{Code: nft.Drop}, nft.Comment("x")}, nft.Rule{nft.Comment("nothing else")},
 				nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Return}, nft.Comment(strings.Repeat("c", nft.MaxComment))},
+				nft.Rule{nft.Sample{Of: 16}, nft.SetLabel{Bit: 111}, nft.Log{Prefix: "1/16", Group: 28000, Bytes: 64}},
+				nft.Rule{nft.Sample{Of: 16}, nft.Limit{PerSecond: 1000, Burst: 1000},
+					nft.Log{Prefix: "1/16 no-endpoints", Group: 28000, Bytes: 64}},
+				nft.Rule{nft.Limit{PerSecond: 1000, Burst: 1000}, nft.Log{Prefix: "1/1", Group: 28000, Bytes: 64}},
+				nft.Rule{nft.Log{Prefix: "1/1 no-endpoints", Group: 65535, Bytes: 128}, nft.Comment("x")},
 				nft.Rule{nft.MatchDNATed{}, nft.SNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
 				nft.Rule{nft.MatchEcho{}, nft.Limit{PerSecond: 7, Burst: 9},
 					nft.DNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
@@ -79,6 +84,8 @@ func TestReadRecognises(t *testing.T) {
 				{`dnat to 10.0.0.1-10.0.0.9`, ""}, {`dnat to 10.0.0.1 persistent`, ""}, {`ip protocol 6 drop`, ""},
 				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""},
 				{`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
+				{`numgen random mod 2 0 drop`, "numgen random mod 2 0"},
+				{`log prefix "a" group 7 drop`, ""}, {`log group 7 snaplen 64 drop`, ""},
 				{`jhash ip saddr mod 2 0 drop`, ""}, {`symhash mod 2 0 drop`, ""},
 			}
 			p := everything()

@@ -123,6 +123,11 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		return dnatExpressions(s, family), nil
 	case nft.DNATTo:
 		return natToExpressions(expr.NAT{Type: expr.NATTypeDestNAT}, s.Addr, family)
+	case nft.Sample:
+		return []expr.Any{indexExpression(s.Of, 0), compareExpression(false, nfnetlink.HostOrder(0))}, nil
+	case nft.Log:
+		return []expr.Any{&expr.Log{Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN,
+			Data: []byte(s.Prefix), Group: s.Group, Snaplen: s.Bytes}}, nil
 	case nft.Limit:
 		return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(s.PerSecond), Unit: expr.LimitTimeSecond,
 			Burst: s.Burst}}, nil

@@ -46,6 +46,22 @@ func (c *Conn) TryLabels() error {
 	return nil
 }
 
+// TryFlows returns an error if rules cannot tell a program of a sample of connections. Kernels without
+// CONFIG_NF_CONNTRACK_LABELS or CONFIG_NETFILTER_NETLINK_LOG cannot. The
+// error of a kernel that has not told matches ErrUndecided.
+func (c *Conn) TryFlows() error {
+	rule := nft.Rule{nft.Sample{Of: 2}, nft.SetLabel{}, nft.Limit{PerSecond: 1, Burst: 1},
+		nft.Log{Prefix: "1/2", Bytes: 64}}
+	switch err := c.try(triedTable(rule)); {
+	case err == nil:
+		return nil
+	case decides(err):
+		return fmt.Errorf("try flows: %w", err)
+	default:
+		return fmt.Errorf("try flows: %w: %w", ErrUndecided, err)
+	}
+}
+
 // ErrUndecided says that the kernel may take at another moment what it has refused: it had no memory, or was
 // interrupted.
 var ErrUndecided = errors.New("the kernel may take it later")

@@ -20,6 +20,7 @@ func TestTry(t *testing.T) {
 	for range 2 {
 		must(t, c.TryCounters())
 		must(t, c.TryLabels())
+		must(t, c.TryFlows())
 		must(t, c.TryTimeouts())
 	}
 	if after, err := c.Generation(); err != nil || after != before {

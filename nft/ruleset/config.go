@@ -38,6 +38,9 @@ type Config struct {
 	// Unlabelled makes the rules use a bit of the packet mark, as kube-proxy does, instead of a
 	// label of the connection. It is for kernels without labels (kernel.Conn.TryLabels).
 	Unlabelled bool
+	// Unlogged leaves out the rules of Settings.Flows. It is for kernels that cannot log sampled connections
+	// (kernel.Conn.TryFlows).
+	Unlogged bool
 }
 
 // The longest name of an interface in Linux, in bytes, and the longest prefix that

@@ -68,6 +68,8 @@ func config(t *testing.T, text string) ruleset.Config {
 			cfg.ClusterCIDRs = nil
 		case "node-cidr":
 			cfg.NodeCIDR = true
+		case "flows":
+			cfg.Flows, err = service.ParseFlows(words[1])
 		case "masquerade-all":
 			cfg.MasqueradeAll = true
 		default:

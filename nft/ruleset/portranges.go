@@ -83,9 +83,7 @@ type allRanges struct{}
 func (allRanges) make(cfg *Config, p pods) made {
 	a := byRange()
 	chains := append(a.refusalChains(), a.externalLocalChain(cfg, p))
-	for _, c := range chains {
-		cfg.uncount(c)
-	}
+	cfg.adapt(chains...)
 	return made{chains: chains, sets: rangeSets(cfg)}
 }
 

@@ -55,6 +55,10 @@ const (
 	NewClient  Purpose = "choose an endpoint for a new client"
 	// GiveTimeouts gives a connection the time-outs that its Service asks for.
 	GiveTimeouts Purpose = "give the connection the time-outs of its Service"
+	// FollowFlow tells the process of a new connection, and labels the connection; FollowRefusal tells it of one that will
+	// be refused or dropped.
+	FollowFlow    Purpose = "tell of a sample of the new connections"
+	FollowRefusal Purpose = "tell of a sample of what is refused or dropped"
 	// Choose translates to a random endpoint. ChooseFirst does so where the map changes at this
 	// moment, and DropUnchosen drops what then has no endpoint.
 	Choose       Purpose = "choose an endpoint"

@@ -11,8 +11,8 @@ import (
 // ReadBackConfig reads from tables the configuration that they were made with, as far
 // as it decides which flows go to services, which addresses are pods' and what is
 // counted. These are ClusterCIDRs (which may be the node's own ranges), PodInterface,
-// NodePortAddresses, Counters, Uncounted, MasqueradeMark, AnswerPing, NoMasquerade and MasqueradeToNode. In a family
-// without a table all addresses serve node ports, and no address is a pod's.
+// NodePortAddresses, Counters, Uncounted, MasqueradeMark, AnswerPing, NoMasquerade, MasqueradeToNode and Flows. In a
+// family without a table all addresses serve node ports, and no address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
 	var nodePorts []string
@@ -33,6 +33,7 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 			}
 		}
 		readMasquerading(&cfg, c)
+		cfg.Flows = max(cfg.Flows, readFlows(c))
 		cfg.AnswerPing = cfg.AnswerPing || c.Sets[pingAddresses] != nil
 		if s := c.Sets[services]; s != nil {
 			cfg.Counters = cfg.Counters || s.Set.Counter

@@ -71,7 +71,10 @@ func (r *frontendReader) read(element nft.Element) *Frontend {
 		chains := []string{verdict.Chain, r.element(r.clusterVerdicts, element.Key).Verdict.Chain,
 			r.element(r.localVerdicts, element.Key).Verdict.Chain}
 		for _, chain := range chains {
-			shared, _ := parseShared(chain)
+			shared, ok := parseShared(chain)
+			if ok {
+				f.flows = cmp.Or(f.flows, shared.ownFlows(readFlows(r.contents)))
+			}
 			f.balance, f.timeouts = cmp.Or(f.balance, shared.balance), cmp.Or(f.timeouts, shared.timeouts)
 		}
 		if f.balance != service.ByRandom {

@@ -90,6 +90,8 @@ type Frontend struct {
 	balance service.Balance
 	// timeouts are those that connections get.
 	timeouts service.Timeouts
+	// flows is the share of its connections that the rules tell of, if it is not that of the other frontends.
+	flows service.Flows
 	// localOnly says that clients are remembered in the list of endpoints on the node.
 	localOnly bool
 	// reader has the elements of the frontend, by key.

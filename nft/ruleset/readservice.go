@@ -94,6 +94,7 @@ func (s *Served) join(r *readback) {
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover())
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.Affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
+		svc.Options.Flows = cmp.Or(svc.Options.Flows, f.flows)
 	}
 	s.setTimeouts(svc)
 	svc.InternalPolicy = s.internalPolicy(svc)

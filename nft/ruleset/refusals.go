@@ -146,10 +146,25 @@ func (a *access) refusalSetOf(c Cause) *nft.Set {
 // finds the Service's element, which counts. It does nothing else.
 func refusalChains(cfg *Config) []*nft.Chain {
 	chains := countingChains()
-	for _, c := range chains {
-		cfg.uncount(c)
-	}
+	cfg.adapt(chains...)
 	return chains
+}
+
+// adapt gives chains of causes what the configuration wants in them.
+func (c *Config) adapt(chains ...*nft.Chain) {
+	for _, chain := range chains {
+		c.uncount(chain)
+		for _, cause := range Causes() {
+			if cause.concernsService() && slices.Contains(cause.Chains(), chain.Name) {
+				c.followRefused(cause, chain)
+			}
+		}
+	}
+}
+
+// concernsService says whether the packets go to a Service.
+func (c Cause) concernsService() bool {
+	return c == UnknownPort || slices.Contains(causesOfServices(), c)
 }
 
 // uncount takes the counters out of a chain's rules where the configuration wants none.

@@ -2,8 +2,11 @@ package ruleset_test
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 
+	"nftproxy/model/service"
 	"nftproxy/model/snapshots"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
@@ -35,4 +38,28 @@ func TestNodeSettings(t *testing.T) {
 			t.Fatalf("round %d: the program is not that of the settings:\n%s\nwant\n%s", i, got, want)
 		}
 	}
+}
+
+// TestFlowsOff: without --nftproxy-flows the program is the same, whatever Services ask for.
+func TestFlowsOff(t *testing.T) {
+	seeds(t, 100, func(t *testing.T, rng *rand.Rand) {
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
+		services := gen.Services(rng, &node)
+		plain := slices.Clone(services)
+		for i := range plain {
+			plain[i] = plain[i].Clone()
+			plain[i].Options.Flows = service.FlowsAsNode
+		}
+		cidrs := gen.ServiceCIDRs(rng)
+		cfg.Flows = service.FlowsOff
+		off := ruleset.Compile(cfg, build(node, services, cidrs...)).String()
+		cfg.Flows = service.FlowsAsNode
+		if unset := ruleset.Compile(cfg, build(node, plain, cidrs...)).String(); off != unset {
+			t.Errorf("the program has flows:\n%s\nwant\n%s", off, unset)
+		}
+		if strings.Contains(off, "log prefix") || strings.Contains(off, "flows") {
+			t.Errorf("the program tells of connections:\n%s", off)
+		}
+	})
 }

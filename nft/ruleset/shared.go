@@ -35,9 +35,11 @@ type sharedChain struct {
 	balance service.Balance
 	// timeouts are those that connections get.
 	timeouts service.Timeouts
+	// flows is how many connections there are for each one that the chain tells of; 0 if it tells of none.
+	flows int
 	// clients makes it the chain that sends each remembered client to its endpoint,
-	// by the map of the list in lists. It gives the time-outs, and sends others on to the
-	// chain without clients and time-outs.
+	// by the map of the list in lists. It gives the time-outs, tells of connections, and sends others
+	// on to the chain without clients, time-outs and flows.
 	clients clients
 	lists   clientList
 	// learn, if not 0, makes it the chain that remembers clients for so long, in the
@@ -62,6 +64,9 @@ func (s sharedChain) name() string {
 	}
 	if s.timeouts != (service.Timeouts{}) {
 		name += "-" + s.timeouts.String()
+	}
+	if s.flows > 0 {
+		name += "-" + flowsPrefix + strconv.Itoa(s.flows)
 	}
 	if s.clients != (clients{}) {
 		name += "-" + s.lists.mapName(s.clients)
@@ -110,6 +115,10 @@ func parseShared(name string) (s sharedChain, ok bool) {
 	if len(words) > 0 && words[0] == "masquerade" {
 		s.masquerade, words = masqueradeAll, words[1:]
 	}
+	if n := len(words); n > 1 && words[n-2]+"-" == flowsPrefix {
+		s.flows, _ = strconv.Atoi(words[n-1])
+		words = words[:n-2]
+	}
 	if len(words) > 0 {
 		s.timeouts = service.ParseTimeouts(strings.Join(words, "-"))
 	}
@@ -119,7 +128,7 @@ func parseShared(name string) (s sharedChain, ok bool) {
 // next is the chain that this one sends connections on to, if there is one.
 func (s sharedChain) next() (next sharedChain, ok bool) {
 	ok = s.clients != clients{} && s.learn == 0
-	s.clients, s.lists, s.timeouts = clients{}, 0, service.Timeouts{}
+	s.clients, s.lists, s.timeouts, s.flows = clients{}, 0, service.Timeouts{}, 0
 	return s, ok
 }
 
@@ -162,6 +171,9 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	rules := append([]nft.Rule{s.access.recentRule()}, s.masqueradeRules(cfg, p)...)
 	if s.timeouts != (service.Timeouts{}) {
 		rules = append(rules, GiveTimeouts.rule(nft.SetTimeout{Name: s.timeouts.String()}))
+	}
+	if s.flows > 0 {
+		rules = append(rules, cfg.followRule(s.flows))
 	}
 	if next, ok := s.next(); ok {
 		return &nft.Chain{Name: s.name(), Rules: append(rules,

@@ -144,8 +144,6 @@ func (nodePortSources) make(cfg *Config, _ pods) made {
 	m := made{sets: []*nft.Set{a.restrictedSet(), a.refusalSetOf(OutsideSourceRanges)},
 		chains: []*nft.Chain{a.restrictedChain(), a.outsideChain()}}
 	cfg.count(m.sets)
-	for _, chain := range m.chains {
-		cfg.uncount(chain)
-	}
+	cfg.adapt(m.chains...)
 	return m
 }

@@ -30,6 +30,9 @@ func options(rng *rand.Rand, s *service.Service) service.Options {
 	if own.IntN(3) == 0 {
 		draw(own, timeoutOptionValues())
 	}
+	if own.IntN(3) == 0 {
+		draw(own, [][]string{{service.FlowsKey, "off", "1/1", "1/16"}})
+	}
 	return o
 }
 

@@ -220,6 +220,18 @@ func TestNoValue(t *testing.T) {
 	}
 }
 
+// TestOlderValues: helm upgrade --reuse-values has the values of the chart before, which may lack a newer one. It stands
+// for its default, and no flag comes without a value.
+func TestOlderValues(t *testing.T) {
+	want := render(t, "")["daemonset.yaml"]
+	for _, name := range []string{"counters", "eject", "flows", "balance", "dnsUDPTimeouts", "startupTaint", "extraArgs",
+		"metricsTLSSecret", "healthTLSSecret"} {
+		if diff := cmp.Diff(want, render(t, name+": null")["daemonset.yaml"]); diff != "" {
+			t.Errorf("without %s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // TestRefused: a value that cannot be used, or that would have no effect, is refused by its name.
 func TestRefused(t *testing.T) {
 	for text, want := range map[string]string{
