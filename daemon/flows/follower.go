@@ -56,8 +56,9 @@ const (
 	// batch is how many entries are asked for without a pause, and rest the pause between two batches: some 5 us each, so
 	// a tenth of a core at most.
 	batch, rest = 64, 5 * time.Millisecond
-	// retry is the time until a failed try is repeated.
-	retry = 10 * time.Second
+	// retry is the time until a failed try is repeated, and look the time from one look at the table for answers to the
+	// next: another program may remove it.
+	retry, look = 10 * time.Second, time.Second
 	// thinnedPause is the least time from one report of Thinned to the next.
 	thinnedPause = time.Minute
 	// readBuffer is room for messages that wait, in bytes.
@@ -74,6 +75,7 @@ type Follower struct {
 
 	mu      sync.Mutex // of what follows, and of the index
 	tracker *flows.Tracker
+	served  *service.Snapshot // the newest, which the index may not have yet; nil before the first
 	// changes wait for locked to tell of them, and thinned has the levels that Thinned has not told yet.
 	changes []flows.Change
 	thinned map[service.Name]int
@@ -121,6 +123,9 @@ func New(c Config) *Follower {
 
 // Notify gives the snapshot that the rules serve now. One call has to end before the next.
 func (f *Follower) Notify(s service.Snapshot) {
+	f.mu.Lock()
+	f.served = &s
+	f.mu.Unlock()
 	select {
 	case <-f.snapshots:
 	default:
@@ -201,10 +206,11 @@ func (f *Follower) follow(ctx context.Context) error {
 func (f *Follower) work(ctx context.Context, group uint16) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	keep := time.NewTicker(retry)
+	keep, tell := time.NewTicker(look), time.NewTicker(retry)
 	defer keep.Stop()
+	defer tell.Stop()
 	var told time.Time // of Thinned
-	var failed error   // the last one of ask since the last tick
+	var failed error   // the last one since Failed was told
 	for {
 		select {
 		case <-ctx.Done():
@@ -212,8 +218,11 @@ func (f *Follower) work(ctx context.Context, group uint16) error {
 		case s := <-f.snapshots:
 			f.update(s)
 		case <-keep.C:
-			_, err := flowtable.Keep(f.config.Services, ruleset.FlowLabel, group, 0)
-			f.config.Failed(errors.Join(err, failed))
+			if _, err := flowtable.Keep(f.config.Services, ruleset.FlowLabel, group, 0); err != nil {
+				failed = err
+			}
+		case <-tell.C:
+			f.config.Failed(failed)
 			failed = nil
 			if time.Since(told) >= thinnedPause && f.tellThinned() {
 				told = time.Now()
@@ -259,13 +268,13 @@ func (f *Follower) take(m nflog.Attribute) int {
 		return 0
 	}
 	now := time.Now()
-	at := now
-	if m.Timestamp != nil && !m.Timestamp.IsZero() { // packets of the node itself have none
+	var at time.Time
+	if m.Timestamp != nil { // packets of the node itself have none
 		at = *m.Timestamp
 	}
 	prefix := strings.TrimRight(*m.Prefix, "\x00")
 	if prefix == flowtable.AnswerPrefix {
-		f.locked(func() { f.answer(p, at) })
+		f.locked(func() { f.answer(p, at, now) })
 		return 0
 	}
 	if said, ok := ruleset.ParseFlowPrefix(prefix); ok && !p.icmp {
@@ -274,8 +283,8 @@ func (f *Follower) take(m nflog.Attribute) int {
 	return 0
 }
 
-func (f *Follower) answer(p packet, at time.Time) {
-	a := flows.Answer{Reply: p.Key, At: at, Refused: p.reset || p.icmp}
+func (f *Follower) answer(p packet, at, seen time.Time) {
+	a := flows.Answer{Reply: p.Key, At: at, Seen: seen, Refused: p.reset || p.icmp}
 	if p.icmp { // The error has the packet that it is for.
 		a.Reply.Src, a.Reply.Dst = p.Dst, p.Src
 	}

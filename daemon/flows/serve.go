@@ -2,21 +2,31 @@ package flows
 
 import (
 	"encoding/json"
+	"iter"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 
+	"nftproxy/look/inspect"
+	"nftproxy/look/nodestatus"
 	"nftproxy/model/flows"
+	"nftproxy/model/service"
 )
 
-// Path is where the metrics server has the flows, and QuerySince the parameter for what has changed after a Seq.
+// Path is where the metrics server has the flows, and QuerySince the parameter for what has changed after a Seq. The
+// parameters of the status page for Services (nodestatus.QueryService) select flows, too. It is a bad request to name a
+// Service that the node neither serves nor has a flow of.
 const (
 	Path       = "/flows"
 	QuerySince = "since"
 )
+
+// maxNames is how many names of Services a request may have.
+const maxNames = 100
 
 // Answer is what is served.
 type Answer struct {
@@ -43,13 +53,56 @@ func (f *Follower) Handler(node string) http.Handler {
 		case <-r.Context().Done():
 			return
 		}
-		list := f.List(since)
-		if list == nil {
-			list = []flows.Flow{}
+		list, err := f.selected(r.URL.Query(), since)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(Answer{Node: node, Flows: list}) // A client that has gone needs no answer.
 	})
+}
+
+// selected lists the flows of the Services that a query names, of all if it names none. A Service is known while the
+// node serves it or remembers a flow of it.
+func (f *Follower) selected(query url.Values, since uint64) ([]flows.Flow, error) {
+	names := query[nodestatus.QueryService]
+	s, err := inspect.NewSelection(query.Get(nodestatus.QueryNamespace), names[:min(len(names), maxNames)])
+	if err != nil {
+		return nil, err
+	}
+	all := f.List(0)
+	f.mu.Lock()
+	served := f.served
+	f.mu.Unlock()
+	if served != nil {
+		if err := s.Unknown(namesOf(all, served), "what this node serves"); err != nil {
+			return nil, err
+		}
+	}
+	list := []flows.Flow{}
+	for i := range all {
+		if all[i].Seq > since && s.Has(all[i].Service) {
+			list = append(list, all[i])
+		}
+	}
+	return list, nil
+}
+
+// namesOf yields the Services of flows and of a snapshot. Some come more than once.
+func namesOf(list []flows.Flow, served *service.Snapshot) iter.Seq[service.Name] {
+	return func(yield func(service.Name) bool) {
+		for name := range inspect.NamesOf(served) {
+			if !yield(name) {
+				return
+			}
+		}
+		for i := range list {
+			if !yield(list[i].Service) {
+				return
+			}
+		}
+	}
 }
 
 // forwarded says whether a proxy passes the request on: it is on the node, but its client may not be.

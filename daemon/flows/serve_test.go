@@ -7,9 +7,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"nftproxy/model/flows"
+	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // TestHandlerClients: only a client on the node that asks for itself is answered.
@@ -47,6 +51,44 @@ func TestHandlerClients(t *testing.T) {
 		f.Handler("node-1").ServeHTTP(w, r)
 		if w.Code != c.want {
 			t.Errorf("%s: %d, want %d", c.name, w.Code, c.want)
+		}
+	}
+}
+
+// TestHandlerServices: a request that names Services gets their flows, and is bad if the node knows none of that name.
+func TestHandlerServices(t *testing.T) {
+	f := New(Config{Observe: func(flows.Change) {}})
+	begin(f, 1, "shop/cart", time.Now())
+	ask := func(query string) (code int, body string) {
+		at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:10249"))
+		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(at)),
+			http.MethodGet, Path+query, nil)
+		r.RemoteAddr, r.Host = "127.0.0.1:1", "localhost"
+		w := httptest.NewRecorder()
+		f.Handler("node-1").ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	if code, body := ask("?service=shop/web"); code != http.StatusOK {
+		t.Errorf("before the first Services are known: %d: %s", code, body)
+	}
+	b := snapshots.NewBuilder(service.Node{Name: "node-1"})
+	b.Set(&service.Service{Name: "shop/web"})
+	f.Notify(b.Snapshot())
+	for query, want := range map[string]string{
+		"":                             `"service":"shop/cart"`,
+		"?service=cart":                `"service":"shop/cart"`, // It is gone, and there is a flow of it.
+		"?service=web&namespace=shop":  `"flows":[]`,
+		"?service=shop/web&since=9":    `"flows":[]`,
+		"?namespace=other":             `"flows":[]`,
+		"?service=shop/wbe":            `service "shop/wbe" (did you mean shop/web?)`,
+		"?service=a/b/c":               "is no name of a Service",
+		"?service=shop/web&namespace=": `"flows":[]`,
+		"?since=x":                     "since: want a number",
+	} {
+		code, body := ask(query)
+		if good := strings.HasPrefix(want, `"`); good != (code == http.StatusOK) || !good != (code == http.StatusBadRequest) ||
+			!strings.Contains(body, want) {
+			t.Errorf("%q: %d: %s", query, code, body)
 		}
 	}
 }

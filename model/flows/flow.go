@@ -86,8 +86,8 @@ type Flow struct {
 // Start is the first packet of a connection.
 type Start struct {
 	Key
-	// At is when the packet came, by the clock of answers. Seen is when the process took it: no change of the node's time
-	// moves it.
+	// At is when the packet came, by the clock of answers; zero if the kernel does not say. Seen is when the process took
+	// it: no change of the node's time moves it.
 	At, Seen time.Time
 	// Rate is how many connections there are for each one in the sample.
 	Rate int
@@ -100,7 +100,8 @@ type Start struct {
 type Answer struct {
 	// Reply is the direction of the answer: from the endpoint to the client, at its own address.
 	Reply Key
-	At    time.Time
+	// At and Seen are those of Start. Answers are taken behind the first packets of their connections.
+	At, Seen time.Time
 	// Refused: it is a TCP reset or an ICMP error.
 	Refused bool
 }

@@ -73,8 +73,9 @@ type open struct {
 	key, replyKey Key
 	id            uint32
 	found         bool
-	// seen is Start.Seen, and so are all times that are compared with now.
-	seen time.Time
+	// seen is Start.Seen, and so are all times that are compared with now. timed says that Begin is Start.At.
+	seen  time.Time
+	timed bool
 	// lasting is the longest time-out of the entry so far, and last when packets came last, if it was dropped.
 	lasting time.Duration
 	last    time.Time
@@ -118,6 +119,9 @@ func (t *Tracker) Begin(s Start, to Owner) {
 		ID: t.seq, Begin: s.At, Protocol: s.Protocol.String(),
 		Client: s.Src, Service: to.Service, Port: to.Port, Way: to.Way, Address: s.Dst, Result: Waiting, Cause: s.Cause,
 		Weight: s.Rate << l.level}}
+	if o.timed = !s.At.IsZero(); !o.timed {
+		o.Begin = s.Seen
+	}
 	l.open++
 	t.open[s.Key] = o
 	if s.Cause != "" {
@@ -222,7 +226,7 @@ func (t *Tracker) Answer(a Answer) {
 		return
 	}
 	first, known := t.early[a.Reply]
-	if known && a.At.Sub(first.At) <= Patience {
+	if known && a.Seen.Sub(first.Seen) <= Patience {
 		return
 	}
 	if !known && len(t.order) == mostEarly {
@@ -245,15 +249,23 @@ func clientOf(reply Key) Key { return Key{Protocol: reply.Protocol, Dst: reply.D
 
 // answered takes an answer whose connection is known. Only the first one counts; one after Patience still says when.
 func (t *Tracker) answered(o *open, a Answer) {
-	if a.At.Before(o.Begin) || o.Result != Waiting && o.Result != Unanswered {
+	if a.Seen.Before(o.seen) || o.Result != Waiting && o.Result != Unanswered {
 		return
 	}
-	seconds := a.At.Sub(o.Begin).Seconds()
+	seconds := o.until(a).Seconds()
 	o.AnswerSeconds, o.Result = &seconds, Answered
 	if a.Refused {
 		o.Result = Refused
 	}
 	t.settle(o)
+}
+
+// until is the time to an answer: by the kernel's clock, or by that of the process if the kernel does not say both.
+func (o *open) until(a Answer) time.Duration {
+	if o.timed && !a.At.IsZero() {
+		return max(0, a.At.Sub(o.Begin))
+	}
+	return a.Seen.Sub(o.seen)
 }
 
 // Next returns when Due has something; the zero time for never.
@@ -303,10 +315,10 @@ func (t *Tracker) Found(now time.Time, k Key, e *Entry) {
 // connection whose only answer was a reset (Linux, nf_conntrack_tcp_packet).
 func (t *Tracker) missing(o *open, now time.Time) {
 	if a, ok := t.refused[Key{Protocol: o.key.Protocol, Dst: o.key.Src}]; ok && o.Result == Waiting &&
-		!a.At.Before(o.Begin) {
+		!a.Seen.Before(o.seen) {
 		o.Endpoint = a.Reply.Src
 		t.answered(o, a)
-		t.end(o, o.seen.Add(a.At.Sub(o.Begin)))
+		t.end(o, o.seen.Add(o.until(a)))
 		return
 	}
 	if patient := o.seen.Add(Patience); o.Result == Waiting && patient.After(now) {
