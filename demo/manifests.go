@@ -21,6 +21,7 @@ const (
 	endpointsFile       = "web-endpoints.yaml"
 	canaryEndpointsFile = "canary-endpoints.yaml"
 	cartEndpointsFile   = "cart-endpoints.yaml"
+	slowEndpointsFile   = "slow-endpoints.yaml"
 )
 
 const (
@@ -40,10 +41,12 @@ func emptyAddrs() testnet.Addrs {
 	return testnet.Addrs{netip.MustParseAddr("172.30.0.20"), netip.MustParseAddr("fd00:172::20")}
 }
 
-// The services default/canary and default/cart have one family.
+// The services default/canary, default/cart and default/slow have one family.
 func canaryAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.30")} }
 
 func cartAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.40")} }
+
+func slowAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.50")} }
 
 // state is the data of the manifests.
 type state struct {
@@ -51,6 +54,7 @@ type state struct {
 	endpoints []endpoint // of default/web
 	canary    [2]version
 	cart      []endpoint
+	slow      []endpoint
 }
 
 // version is an EndpointSlice of default/canary.
@@ -71,7 +75,8 @@ func (s state) values() map[string]string {
 		"CANARY_IPV4": canaryAddrs().V4().String(), "CART_IPV4": cartAddrs().V4().String(),
 		"WEIGHT_V1": strconv.Itoa(s.canary[0].weight), "ENDPOINTS_V1": endpointList(s.canary[0].endpoints, testnet.Addrs.V4),
 		"WEIGHT_V2": strconv.Itoa(s.canary[1].weight), "ENDPOINTS_V2": endpointList(s.canary[1].endpoints, testnet.Addrs.V4),
-		"ENDPOINTS_CART": endpointList(s.cart, testnet.Addrs.V4),
+		"ENDPOINTS_CART": endpointList(s.cart, testnet.Addrs.V4), "ENDPOINTS_SLOW": endpointList(s.slow, testnet.Addrs.V4),
+		"SLOW_IPV4": slowAddrs().V4().String(),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/test/check/chance"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -50,7 +51,7 @@ func (w *world) share(ctx context.Context, n, v1, v2 int) (group, error) {
 	}
 	lo, hi := n, n
 	if v1 > 0 {
-		lo, hi = chance(n, float64(v2)/float64(v1+v2))
+		lo, hi = chance.Range(n, float64(v2)/float64(v1+v2))
 	}
 	got := counts[w.versions[1].Name]
 	want := fmt.Sprint(n)

@@ -44,8 +44,10 @@ type process struct {
 	// it ended.
 	ended chan struct{}
 	err   error
-	// news holds a token while there are unread reports.
-	news chan struct{}
+	// news holds a token while there are unread reports. following is closed once it follows connections.
+	news      chan struct{}
+	following chan struct{}
+	once      sync.Once // that closes it
 
 	mu      sync.Mutex
 	reports []syncReport
@@ -67,7 +69,8 @@ func startProcess(ns *testnet.Namespace, executable string, args ...string) (*pr
 	if err := ns.Start(cmd); err != nil {
 		return nil, fmt.Errorf("start nftproxy: %w", err)
 	}
-	p := &process{cmd: cmd, ended: make(chan struct{}), news: make(chan struct{}, 1)}
+	p := &process{cmd: cmd, ended: make(chan struct{}), news: make(chan struct{}, 1),
+		following: make(chan struct{})}
 	go func() {
 		defer close(p.ended)
 		p.follow(log)
@@ -108,6 +111,8 @@ func (p *process) note(line string) {
 		case p.news <- struct{}{}:
 		default:
 		}
+	case entry.Msg == "following connections":
+		p.once.Do(func() { close(p.following) })
 	case entry.Level == "WARN" || entry.Level == "ERROR":
 		p.warn(strings.TrimRight(entry.Msg+": "+entry.Err, ": "))
 	}
@@ -144,6 +149,22 @@ func (p *process) next(ctx context.Context) (syncReport, error) {
 		case <-timeout.C:
 			return syncReport{}, &mismatch{"nftproxy's log", "a sync", fmt.Sprintf("none in %v", patience)}
 		}
+	}
+}
+
+// awaitFollowing waits until it follows connections.
+func (p *process) awaitFollowing(ctx context.Context) error {
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
+	select {
+	case <-p.following:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-p.ended:
+		return p.alive()
+	case <-timeout.C:
+		return &mismatch{"nftproxy's log", "that it follows connections", fmt.Sprintf("nothing in %v", patience)}
 	}
 }
 

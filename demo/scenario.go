@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nftproxy/nft/kernel"
+	"nftproxy/test/check/chance"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -34,6 +35,7 @@ func scenario() []step {
 		{"The same client, the same endpoint: a hash", showHash},
 		{"The table, read back from the kernel", showTable},
 		{"How long each kernel update took", showUpdates},
+		{"Who talks to whom: three clients, a slow Service and one that refuses", showFlows},
 	}
 }
 
@@ -95,18 +97,19 @@ func privilege() string {
 
 func both(a testnet.Addrs) string { return fmt.Sprintf("%v  %v", a.V4(), a.V6()) }
 
-func (w *world) launch() error {
+// launch starts nftproxy, with more flags.
+func (w *world) launch(more ...string) error {
 	var cidrs []string
 	for _, c := range w.net.ClusterCIDRs {
 		cidrs = append(cidrs, c.String())
 	}
 	var err error
-	w.proxy, err = startProcess(w.net.Node, w.config.Executable, "run",
+	w.proxy, err = startProcess(w.net.Node, w.config.Executable, append([]string{"run",
 		"--nftproxy-manifests", w.dir,
 		"--hostname-override", nodeName,
 		"--cluster-cidr", strings.Join(cidrs, ","),
 		"--conntrack-max-per-core", "0", // The size of the conntrack table is the same for the whole machine.
-		"-v", "2")
+		"-v", "2"}, more...)...)
 	return err
 }
 
@@ -122,7 +125,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}
 	first := update{"first program", report, start}
 	w.updates = append(w.updates, first)
-	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 4, report.Services); err != nil {
+	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 5, report.Services); err != nil {
 		return nil, err
 	}
 	return []block{
@@ -136,6 +139,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 				{"default/empty", both(emptyAddrs()), fmt.Sprint(servicePort), "", "0"},
 				{"default/canary", canaryAddrs().V4().String(), fmt.Sprint(servicePort), "", "0, later 2"},
 				{"default/cart", cartAddrs().V4().String(), fmt.Sprint(servicePort), "", fmt.Sprintf("0, later %d", cartPods)},
+				{"default/slow", slowAddrs().V4().String(), fmt.Sprint(servicePort), "", "0, later 1"},
 			},
 			numbers: 2,
 		},
@@ -192,7 +196,7 @@ func (w *world) spread(ctx context.Context, y way, n int) ([]bar, error) {
 		counts[a.ID]++
 	}
 	var bars []bar
-	lo, hi := chance(n, 1/float64(len(w.ready)))
+	lo, hi := chance.Range(n, 1/float64(len(w.ready)))
 	for _, b := range w.ready {
 		count := counts[b.name()]
 		bars = append(bars, bar{b.name(), count})
@@ -218,30 +222,6 @@ func (w *world) checkAnswers(what string, answers []testnet.Answer) error {
 	}
 	w.held++
 	return nil
-}
-
-// chance is the range in which the number of an endpoint's connections of n lies if each
-// goes there with probability share, which is between 0 and 1. A correct proxy is beyond
-// it less than once in 10^11 times, by Chernoff's bound for the binomial distribution:
-// each side is less likely than exp(-n D), where D is the relative entropy.
-func chance(n int, share float64) (lo, hi int) {
-	const unlikely = 26.1 // -log(10^-11/2)
-	within := func(count int) bool {
-		q := float64(count) / float64(n)
-		entropy := 0.0
-		if q > 0 {
-			entropy += q * math.Log(q/share)
-		}
-		if q < 1 {
-			entropy += (1 - q) * math.Log((1-q)/(1-share))
-		}
-		return float64(n)*entropy <= unlikely
-	}
-	for lo = int(float64(n) * share); lo > 0 && within(lo-1); lo-- {
-	}
-	for hi = int(math.Ceil(float64(n) * share)); hi < n && within(hi+1); hi++ {
-	}
-	return lo, hi
 }
 
 func showRefusal(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
