@@ -24,8 +24,14 @@ func (p *parts) observers(ctx context.Context, c Config) []func(proxy.Sync) {
 		// First what has to be done before anybody says that the sync is over. The cleaner removes nothing until it knows
 		// the outcome.
 		cleanAfter(p.cleaner, c.Rules.Table),
-		// Who waits for the sync may ask another process at once which endpoints are left out or growing.
+		// Who waits for the sync may ask another process at once which endpoints are left out or growing, and for the flows
+		// of a Service.
 		r.adjustmentObserver(p.adjusted),
+		func(s proxy.Sync) {
+			if p.flowing != nil {
+				p.flowing.Notify(s.Snapshot)
+			}
+		},
 
 		// These are told in any order.
 		func(proxy.Sync) { p.load.Synced() },
@@ -37,11 +43,6 @@ func (p *parts) observers(ctx context.Context, c Config) []func(proxy.Sync) {
 		func(s proxy.Sync) { p.refused.Notify(s.Applied) },
 		func(s proxy.Sync) { p.ejector.Notify(s.Snapshot) },
 		func(s proxy.Sync) { p.connections()(s) },
-		func(s proxy.Sync) {
-			if p.flowing != nil {
-				p.flowing.Notify(s.Snapshot)
-			}
-		},
 		p.settings.observe,
 
 		// The last one relies on what the others have been told.

@@ -8,9 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -76,7 +79,7 @@ add fields; they do not change these.`,
 			if err != nil {
 				return usageError{err}
 			}
-			return o.run(cmd.Context(), cmd.OutOrStdout(), server, shown)
+			return o.run(cmd.Context(), cmd.OutOrStdout(), flowsSource{server, o.query(names), shown})
 		},
 	}
 	o.addFlag(cmd)
@@ -136,27 +139,44 @@ func rangeOf(flag, text string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// flowsSource is where flows come from, and which ones are shown.
+type flowsSource struct {
+	server string
+	// names has the server say which of the Services it does not know.
+	names url.Values
+	shown func(*modelflows.Flow) bool
+}
+
+// after asks for the flows that have changed after a Seq, and returns the Seq of the last one.
+func (s *flowsSource) after(ctx context.Context, names url.Values, since uint64) (daemonflows.Answer, uint64, error) {
+	query := maps.Clone(names)
+	if query == nil {
+		query = url.Values{}
+	}
+	query.Set(daemonflows.QuerySince, strconv.FormatUint(since, 10))
+	a, err := askFlows(ctx, s.server+daemonflows.Path+"?"+query.Encode())
+	if n := len(a.Flows); n > 0 {
+		since = a.Flows[n-1].Seq
+	}
+	a.Flows = slices.DeleteFunc(a.Flows, func(f modelflows.Flow) bool { return !s.shown(&f) })
+	return a, since, err
+}
+
 // run shows the flows that there are, and with follow those that come.
-func (o *flowsOptions) run(ctx context.Context, w io.Writer, server string, shown func(*modelflows.Flow) bool) error {
-	answer, err := askFlows(ctx, server, 0)
+func (o *flowsOptions) run(ctx context.Context, w io.Writer, source flowsSource) error {
+	answer, since, err := source.after(ctx, source.names, 0)
 	if err != nil {
 		return err
 	}
-	since := uint64(0)
-	if n := len(answer.Flows); n > 0 {
-		since = answer.Flows[n-1].Seq
-	}
-	list := selectFlows(answer.Flows, shown)
 	if o.last > 0 {
-		list = list[max(0, len(list)-o.last):]
+		answer.Flows = answer.Flows[max(0, len(answer.Flows)-o.last):]
 	}
 	if !o.follow {
-		answer.Flows = list
-		return o.print(w, answer, func(w io.Writer) error { return writeFollowed(w, list, true) })
+		return o.print(w, answer, func(w io.Writer) error { return writeFollowed(w, answer.Flows, true) })
 	}
 	const pause = 500 * time.Millisecond
 	for header := true; ; header = false {
-		if err := o.printFlows(w, list, header); err != nil {
+		if err := o.printFlows(w, answer.Flows, header); err != nil {
 			return err
 		}
 		select {
@@ -164,23 +184,17 @@ func (o *flowsOptions) run(ctx context.Context, w io.Writer, server string, show
 			return nil
 		case <-time.After(pause):
 		}
-		next, err := askFlows(ctx, server, since)
+		// A Service may go meanwhile: it is no longer asked for by its name.
+		answer, since, err = source.after(ctx, nil, since)
 		if ctx.Err() != nil {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		if n := len(next.Flows); n > 0 {
-			since = next.Flows[n-1].Seq
-		}
-		list = slices.DeleteFunc(selectFlows(next.Flows, shown), func(f modelflows.Flow) bool {
+		answer.Flows = slices.DeleteFunc(answer.Flows, func(f modelflows.Flow) bool {
 			return f.Result == modelflows.Waiting
 		})
 	}
-}
-
-func selectFlows(list []modelflows.Flow, shown func(*modelflows.Flow) bool) []modelflows.Flow {
-	return slices.DeleteFunc(slices.Clone(list), func(f modelflows.Flow) bool { return !shown(&f) })
 }
 
 // printFlows prints flows of many.
@@ -196,10 +210,9 @@ func (o *flowsOptions) printFlows(w io.Writer, list []modelflows.Flow, header bo
 	return nil
 }
 
-// askFlows asks the server for the flows that have changed after a Seq.
-func askFlows(ctx context.Context, server string, since uint64) (a daemonflows.Answer, err error) {
-	response, err := request(ctx, client(), fmt.Sprintf("%s%s?%s=%d", server, daemonflows.Path, daemonflows.QuerySince,
-		since))
+// askFlows asks for flows by a URL.
+func askFlows(ctx context.Context, from string) (a daemonflows.Answer, err error) {
+	response, err := request(ctx, client(), from)
 	if err != nil {
 		return a, err
 	}
@@ -211,6 +224,8 @@ func askFlows(ctx context.Context, server string, since uint64) (a daemonflows.A
 		return a, fmt.Errorf("nftproxy's answer: %w", err)
 	case response.StatusCode == http.StatusNotFound:
 		return a, errors.New("nftproxy follows no connections on this node: start it with --" + flowsFlag + "=1/16")
+	case response.StatusCode == http.StatusBadRequest:
+		return a, usageError{errors.New(string(bytes.TrimSpace(body)))}
 	case response.StatusCode != http.StatusOK:
 		return a, fmt.Errorf("nftproxy shows no flows: %s: %s", response.Status, bytes.TrimSpace(body))
 	}

@@ -1,269 +1,343 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
+	"bufio"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	daemonflows "nftproxy/daemon/flows"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+
 	modelflows "nftproxy/model/flows"
-	"nftproxy/nft/flowtable"
-	"nftproxy/test/lib/netfilter"
+	"nftproxy/model/service"
+	"nftproxy/test/check/chance"
 	"nftproxy/test/lib/testnet"
 )
 
-// flowsManifest has Services of two protocols and families: web and dns answer, closed has an endpoint without a
-// listener, silent one that drops, and empty none.
-func flowsManifest(server, silent *testnet.Pod) string {
-	var b strings.Builder
-	for i, s := range []struct {
-		name string
-		port int
-		pod  *testnet.Pod
-	}{{"web", 8080, server}, {"closed", 9, server}, {"silent", 8080, silent}, {"empty", 0, nil}} {
-		fmt.Fprintf(&b, `---
-apiVersion: v1
-kind: Service
-metadata: {name: %s}
-spec: {clusterIPs: [10.96.0.%d, "fd00:96::%d"], ports: [{name: t, port: 80}, {name: u, port: 80, protocol: UDP}]}
-`, s.name, i+1, i+1)
-		if s.pod == nil {
-			continue
+// Sets of protocols of routes.
+const (
+	onlyTCP   = "tcp"
+	noSCTP    = "tcp udp"
+	protocols = "tcp udp sctp"
+)
+
+// flowRoutes are all ways that a connection to a Service may take, with all that may come of it.
+func flowRoutes() []route {
+	const (
+		cluster, nodePort  = modelflows.ByClusterIP, modelflows.ByNodePort
+		balancer, external = modelflows.ByLoadBalancer, modelflows.ByExternalIP
+		answered, refused  = modelflows.Answered, modelflows.Refused
+		unanswered         = modelflows.Unanswered
+		dropped            = modelflows.Dropped
+	)
+	var list []route
+	for _, r := range []route{
+		{from: "client", way: cluster}, {from: "node", way: cluster}, {from: "near", way: cluster, only: noSCTP},
+		{from: "outside", way: nodePort}, {from: "outside", way: balancer}, {from: "outside", way: external},
+		{from: "client", way: nodePort, only: noSCTP}, {from: "client", way: balancer, only: onlyTCP},
+		{from: "client", way: external, only: onlyTCP}, {from: "node", way: nodePort, only: onlyTCP},
+	} {
+		r.service, r.want = flowsWeb, answered
+		list = append(list, r)
+	}
+	return append(list,
+		route{from: "client", service: flowsClosed, way: cluster, only: noSCTP, want: refused, at: "near"},
+		route{from: "outside", service: flowsClosed, way: nodePort, only: noSCTP, want: refused, at: "near"},
+		route{from: "node", service: flowsClosed, way: cluster, only: noSCTP, want: refused, at: "near"},
+		route{from: "client", service: flowsSilent, way: cluster, want: unanswered, at: "silent", slow: true},
+		route{from: "outside", service: flowsSilent, way: balancer, want: unanswered, at: "silent", slow: true},
+		route{from: "client", service: flowsEmpty, way: cluster, want: refused, cause: "no-endpoints"},
+		route{from: "node", service: flowsEmpty, way: cluster, want: refused, cause: "no-endpoints"},
+		route{from: "outside", service: flowsEmpty, way: nodePort, want: refused, cause: "no-endpoints"},
+		route{from: "outside", service: flowsEmpty, way: balancer, want: refused, cause: "no-endpoints"},
+		route{from: "client", service: flowsWeb, way: cluster, port: 81, want: refused, cause: "unknown-port"},
+		route{from: "outside", service: flowsLocal, way: nodePort, want: dropped, cause: "no-local-endpoints"},
+		route{from: "outside", service: flowsLocal, way: external, want: dropped, cause: "no-local-endpoints"},
+		route{from: "outside", service: flowsFenced, way: balancer, want: dropped, cause: "outside-source-ranges"},
+		route{from: "client", service: flowsResets, way: cluster, only: onlyTCP, want: answered, at: "resets", reset: true},
+		route{from: "outside", service: flowsResets, way: nodePort, only: onlyTCP, want: answered, at: "resets",
+			reset: true},
+		route{from: "client", service: flowsBlocked, way: cluster, want: dropped, slow: true},
+	)
+}
+
+// attemptAll makes a connection of each route, protocol and family.
+func (w *flowsWorld) attemptAll(routes []route) {
+	w.Helper()
+	var group errgroup.Group
+	const atOnce = 16
+	group.SetLimit(atOnce)
+	for _, r := range routes {
+		only := r.only
+		if only == "" {
+			only = protocols
 		}
-		for j, a := range s.pod.Addrs {
-			family := []string{"IPv4", "IPv6"}[j]
-			if a.Is4() != (family == "IPv4") {
-				family = map[bool]string{true: "IPv4", false: "IPv6"}[a.Is4()]
+		for protocol := range strings.FieldsSeq(only) {
+			for family := range w.NodeAddrs {
+				group.Go(func() error {
+					a := w.attempt(r, protocol, family)
+					w.mu.Lock()
+					defer w.mu.Unlock()
+					w.attempts = append(w.attempts, a)
+					return nil
+				})
 			}
-			fmt.Fprintf(&b, `---
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: %s-%d, labels: {kubernetes.io/service-name: %[1]s}}
-addressType: %[3]s
-ports: [{name: t, port: %[4]d}, {name: u, port: %[4]d, protocol: UDP}]
-endpoints: [{addresses: [%[5]q]}]
-`, s.name, j, family, s.port, a)
 		}
 	}
-	return b.String()
+	_ = group.Wait() // It has no errors.
 }
 
-// oracle is what a client knows of its connection.
-type oracle struct {
-	service, protocol string
-	from              netip.AddrPort
-	result            modelflows.Result
-	endpoint          netip.AddrPort
-	cause             string
-	sent              int
+// quick are the routes whose result is known at once.
+func quick(routes []route) []route {
+	return slices.DeleteFunc(slices.Clone(routes), func(r route) bool { return r.slow })
 }
 
-// connectTo makes a connection, sends bytes if it is answered, and says what it knows.
-func connectTo(ctx context.Context, t *testing.T, from *testnet.Pod, protocol, to string, o oracle) oracle {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	port := freePort.Add(1)
-	a := from.Addrs.V4()
-	if strings.HasPrefix(to, "[") {
-		a = from.Addrs.V6()
-	}
-	o.from, o.protocol = netip.AddrPortFrom(a, uint16(port)), protocol
-	c, err := from.NS.DialFrom(ctx, protocol, o.from.String(), to)
-	if err != nil {
-		return o
-	}
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(time.Second))
-	if n, err := c.Write([]byte("?")); err == nil {
-		o.sent = n
-	}
-	_, err = c.Read(make([]byte, 200))
-	if answered := err == nil; answered != (o.result == modelflows.Answered) {
-		t.Errorf("%s %s: read: %v, and the test wants it %s", protocol, to, err, o.result)
-	}
-	return o
+// flowID is what tells a connection of one process from all others of the test.
+type flowID struct {
+	protocol string
+	from     netip.AddrPort
 }
 
-var freePort atomic.Int32
-
-// askedFlows asks the process for flows until they satisfy.
-func askedFlows(t *testing.T, node *testnet.Namespace, enough func([]modelflows.Flow) bool) []modelflows.Flow {
-	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, a string) (net.Conn,
-		error) {
-		return node.Dial(ctx, "tcp", a)
-	}}}
-	var last []modelflows.Flow
-	ticker := time.NewTicker(200 * time.Millisecond)
-	defer ticker.Stop()
-	limit := time.After(awaitLimit)
-	for {
-		response, err := client.Get("http://" + defaultMetricsAddress + daemonflows.Path)
-		if err != nil {
-			t.Fatal(err)
+// compare waits until the process knows all about the attempts, and compares them: each is there once, and nothing
+// else.
+func (w *flowsWorld) compare() {
+	w.Helper()
+	settled := func(f *modelflows.Flow) bool {
+		// Of what has been answered the numbers are known at the end.
+		return f.Result != modelflows.Waiting && (f.Result != modelflows.Answered || f.Ended)
+	}
+	list := w.await(func(list []modelflows.Flow) bool {
+		known := map[flowID]bool{}
+		for i := range list {
+			known[flowID{list[i].Protocol, list[i].Client}] = settled(&list[i])
 		}
-		body, err := io.ReadAll(response.Body)
-		_ = response.Body.Close()
-		var a daemonflows.Answer
-		if err = errors.Join(err, json.Unmarshal(body, &a)); err != nil {
-			t.Fatalf("%v: %s", err, body)
+		return !slices.ContainsFunc(w.attempts, func(a attempt) bool { return !known[flowID{a.protocol, a.from}] })
+	})
+	found := map[flowID][]modelflows.Flow{}
+	for _, f := range list {
+		id := flowID{f.Protocol, f.Client}
+		found[id] = append(found[id], f)
+	}
+	counts := map[string]float64{}
+	for _, a := range w.attempts {
+		id := flowID{a.protocol, a.from}
+		if len(found[id]) != 1 {
+			w.Errorf("%s: %d flows, want 1: %+v", a, len(found[id]), found[id])
+		} else {
+			w.compareOne(a, found[id][0])
 		}
-		if last = a.Flows; enough(last) {
-			return last
-		}
-		select {
-		case <-ticker.C:
-		case <-limit:
-			text, _ := json.MarshalIndent(last, "", " ")
-			t.Fatalf("not enough flows: %s", text)
-		}
+		delete(found, id)
+		words := []string{string(serviceName(a.service)), string(a.want)}
+		slices.Sort(words)
+		counts[strings.Join(words, " ")]++
+	}
+	for _, f := range found {
+		w.Errorf("no client has made this connection: %+v", f)
+	}
+	diff, tries := "", 0
+	w.await(func([]modelflows.Flow) bool { // A flow is in the list just before the metrics have it.
+		diff, tries = cmp.Diff(counts, w.counted()), tries+1
+		return diff == "" || tries == 20
+	})
+	if diff != "" {
+		w.Errorf("connections in the metrics (-clients +metrics):\n%s", diff)
 	}
 }
 
-// TestFlows: with 1/1 each connection that clients have made is there once, with its endpoint and result: in both
-// families, of TCP and UDP, through a kill of the process and the flush of its table.
+// compareOne compares an attempt with what the process says of it.
+func (w *flowsWorld) compareOne(a attempt, f modelflows.Flow) {
+	w.Helper()
+	port := map[string]string{testnet.TCP: "t", testnet.UDP: "u", testnet.SCTP: "s"}[a.protocol]
+	if a.cause == "unknown-port" {
+		port = ""
+	}
+	want := modelflows.Flow{Seq: f.Seq, ID: f.ID, Begin: f.Begin, Protocol: a.protocol, Client: a.from,
+		Service: serviceName(a.service), Port: port, Way: a.way, Address: a.to, Endpoint: a.endpoint(w),
+		Result: a.want, Cause: a.cause, AnswerSeconds: f.AnswerSeconds, Ended: f.Ended, Seconds: f.Seconds,
+		PacketsFrom: f.PacketsFrom, BytesFrom: f.BytesFrom, PacketsTo: f.PacketsTo, BytesTo: f.BytesTo, Weight: 1}
+	if diff := cmp.Diff(want, f, cmp.Comparer(func(x, y netip.AddrPort) bool { return x == y }),
+		cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".settled" }, cmp.Ignore())); diff != "" {
+		w.Errorf("%s (-client +flow):\n%s", a, diff)
+	}
+	if f.Begin.Before(a.began) {
+		w.Errorf("%s: it began at %v, before %v", a, f.Begin, a.began)
+	}
+	if timed, want := f.AnswerSeconds != nil, f.Endpoint.IsValid() && f.Result != modelflows.Unanswered; timed != want {
+		w.Errorf("%s: time to the first answer is known: %v, want %v", a, timed, want)
+	} else if timed && *f.AnswerSeconds < 0 {
+		w.Errorf("%s: answered after %v s", a, *f.AnswerSeconds)
+	}
+	if a.outcome != string(testnet.Answered) {
+		return
+	}
+	header := []uint64{20, 40}[a.family] // without options; that of UDP has 8 more
+	const udpHeader, question = 8, 5     // "who?\n"
+	switch a.protocol {
+	case testnet.UDP:
+		if f.PacketsFrom != 1 || f.BytesFrom != header+udpHeader+question || f.PacketsTo != 1 ||
+			f.BytesTo != header+udpHeader+uint64(a.answer) {
+			w.Errorf("%s: one packet each way, and the answer has %d bytes: %+v", a, a.answer, f)
+		}
+	case testnet.TCP: // SYN, ACK and FIN at least, with headers of 20 bytes
+		if f.PacketsFrom < 3 || f.BytesFrom < 3*(header+20) || f.PacketsTo < 2 || f.BytesTo < 2*(header+20)+uint64(a.answer) {
+			w.Errorf("%s: too few packets or bytes: %+v", a, f)
+		}
+	}
+}
+
+// TestFlows: with 1/1 each connection that clients have made is there once, with its endpoint, way, result and cause,
+// and is in the metrics: in both families, of all protocols, through changes of endpoints, the removal of all tables by
+// another program, a restart and a kill of the process.
 func TestFlows(t *testing.T) {
-	freePort.Store(20_000)
-	topology := testnet.NewForTest(t, testnet.Config{})
-	pods := map[string]*testnet.Pod{}
-	for _, name := range []string{"client", "server", "silent"} {
-		pod, err := topology.AddPod(name)
-		testnet.Require(t, err)
-		pods[name] = pod
-	}
-	for _, a := range pods["server"].Addrs {
-		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
-			_, err := pods["server"].NS.Serve(protocol, netip.AddrPortFrom(a, 8080), "server")
-			testnet.Require(t, err)
+	w := newFlowsWorld(t, "off")
+	routes := flowRoutes()
+	r := w.run("1/1")
+	leftOut := route{from: "client", service: flowsOther, way: modelflows.ByClusterIP, want: modelflows.Answered}
+	w.attempt(leftOut, testnet.TCP, 0) // No flow tells of it, since its Service asks for none.
+	w.attemptAll(routes)
+	w.compare()
+
+	held := w.hold()
+	w.webAt = slices.DeleteFunc(w.webAt, func(pod string) bool { return pod == held.server })
+	w.write()
+	r.await("a change", func(l logged) bool { return l.Msg == "synced" && l.Written > 0 })
+	before := len(w.attempts)
+	w.attemptAll(quick(routes))
+	for _, a := range w.attempts[before:] {
+		if a.service == flowsWeb && a.server == held.server {
+			t.Errorf("%s: answered by an endpoint that is gone", a)
 		}
 	}
-	nft := netfilter.NFTForTest(t)
-	testnet.Require(t, nft.Load(pods["silent"].NS, "table inet silent {\nchain input {\n"+
-		"type filter hook input priority 0\nmeta l4proto { tcp, udp } drop\n}\n}\n"))
-	path := manifest(t, flowsManifest(pods["server"], pods["silent"]))
-	run := func() *running {
-		return start(t, topology.Node, "--nftproxy-manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56",
-			"--nftproxy-flows=1/1", "--metrics-bind-address="+defaultMetricsAddress)
-	}
-	r := run()
-	awaitFollowing(r)
-	await := func() { // until the process listens
-		askedFlows(t, topology.Node, func([]modelflows.Flow) bool {
-			return topology.Node.Run(exec.Command("nft", "list", "table", "inet", flowtable.Name("nftproxy"))) == nil
-		})
-	}
-	round := func() {
-		await()
-		var all []oracle
-		for i, service := range []string{"web", "closed", "silent", "empty"} {
-			for _, protocol := range []string{testnet.TCP, testnet.UDP} {
-				for _, to := range []string{fmt.Sprintf("10.96.0.%d:80", i+1), fmt.Sprintf("[fd00:96::%d]:80", i+1)} {
-					o := oracle{service: "default/" + service, result: modelflows.Refused}
-					server, port := pods["server"], uint16(8080)
-					switch service {
-					case "web":
-						o.result = modelflows.Answered
-					case "closed":
-						port = 9
-					case "silent":
-						o.result, server = modelflows.Unanswered, pods["silent"]
-					case "empty":
-						o.cause, server = "no-endpoints", nil
-					}
-					if server != nil {
-						o.endpoint = netip.AddrPortFrom(server.Addrs.V4(), port)
-						if strings.HasPrefix(to, "[") {
-							o.endpoint = netip.AddrPortFrom(server.Addrs.V6(), port)
-						}
-					}
-					all = append(all, connectTo(t.Context(), t, pods["client"], protocol, to, o))
-				}
-			}
-		}
-		compareFlows(t, topology.Node, all)
-	}
-	round()
+	w.release(held)
+	w.compare()
+
+	testnet.Require(t, w.Node.Run(exec.Command(w.nft.Path(), "flush", "ruleset")))
+	w.block()
+	w.awaitTable()
+	w.attemptAll(quick(routes))
+	w.compare()
+	w.showFlows()
+	r.end()
+
+	r = w.run("1/1")
+	w.attemptAll(quick(routes))
+	w.compare()
 	testnet.Require(t, r.cmd.Process.Kill())
-	_ = r.cmd.Wait()
-	r = run()
-	awaitFollowing(r)
-	round()
-	testnet.Require(t, topology.Node.Run(exec.Command("nft", "delete", "table", "inet", flowtable.Name("nftproxy"))))
-	round()
-	cmd := exec.Command("nftproxy", "flows", "closed", "--result", "refused", "--from", "10.244.0.0/16", "--address",
-		defaultMetricsAddress)
-	var out strings.Builder
-	cmd.Stdout = &out
-	testnet.Require(t, topology.Node.Run(cmd))
-	if lines := strings.Split(strings.TrimSpace(out.String()), "\n"); len(lines) != 5 || // TCP and UDP, of two rounds
-		strings.Count(out.String(), "default/closed:") != 4 {
-		t.Errorf("nftproxy flows prints:\n%s", out.String())
-	}
+	_ = r.cmd.Wait() // It was killed.
+	nobody := route{from: "client", service: flowsWeb, way: modelflows.ByClusterIP, want: modelflows.Answered}
+	w.attempt(nobody, testnet.TCP, 1) // The rules stay, and nobody listens.
+	r = w.run("1/1")
+	w.attemptAll(quick(routes))
+	w.compare()
 	r.end()
 }
 
-// awaitFollowing waits until the process serves, answers and follows connections.
-func awaitFollowing(r *running) {
-	r.Helper()
-	left := map[string]bool{"synced": true, "serving": true, "following connections": true}
-	r.await("all of it", func(l logged) bool {
-		if l.Msg != "serving" || l.Address == defaultMetricsAddress {
-			delete(left, l.Msg)
-		}
-		return len(left) == 0
-	})
+// holding is a connection to web that stays open.
+type holding struct {
+	attempt
+	close func()
 }
 
-// compareFlows waits for the flows of the oracle, settled, and compares them.
-func compareFlows(t *testing.T, node *testnet.Namespace, all []oracle) {
-	t.Helper()
-	find := func(list []modelflows.Flow, o oracle) (found []modelflows.Flow) {
-		for _, f := range list {
-			if f.Client == o.from && f.Protocol == o.protocol {
-				found = append(found, f)
-			}
-		}
-		return found
+// hold opens a connection to web, which stays open until release.
+func (w *flowsWorld) hold() holding {
+	w.Helper()
+	a := attempt{route: route{from: "client", service: flowsWeb, way: modelflows.ByClusterIP, want: modelflows.Answered},
+		protocol: testnet.TCP, from: netip.AddrPortFrom(w.addrs["client"][0], 9999), outcome: string(testnet.Answered)}
+	a.to = a.destination(w, 0)
+	conn, err := w.places["client"].DialFrom(w.Context(), "tcp", a.from.String(), a.to.String())
+	testnet.Require(w, err)
+	w.Cleanup(func() { _ = conn.Close() })
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	testnet.Require(w, err)
+	a.server, _, err = testnet.ParseAnswer(line)
+	testnet.Require(w, err)
+	a.answer = len(line)
+	return holding{a, func() { testnet.Require(w, conn.Close()) }}
+}
+
+// release checks that a held connection is open in the flows with the endpoint that it has, ends it, and has it compared.
+func (w *flowsWorld) release(h holding) {
+	w.Helper()
+	open := false
+	for _, f := range w.await(func(list []modelflows.Flow) bool {
+		return slices.ContainsFunc(list, func(f modelflows.Flow) bool { return f.Client == h.from && f.Endpoint.IsValid() })
+	}) {
+		open = open || f.Client == h.from && !f.Ended && f.Endpoint == h.endpoint(w)
 	}
-	list := askedFlows(t, node, func(list []modelflows.Flow) bool {
-		for _, o := range all {
-			found := find(list, o)
-			if len(found) == 0 || found[0].Result == modelflows.Waiting ||
-				o.protocol == testnet.TCP && o.result == modelflows.Answered && !found[0].Ended {
-				return false
-			}
+	if !open {
+		w.Errorf("%s: it is not open at %v", h, h.endpoint(w))
+	}
+	h.close()
+	w.attempts = append(w.attempts, h.attempt)
+}
+
+// showFlows checks what the command shows of the flows.
+func (w *flowsWorld) showFlows() {
+	w.Helper()
+	want := 0
+	for _, a := range w.attempts {
+		if a.service == flowsClosed && a.from.Addr() == w.addrs["client"].V4() {
+			want++
 		}
-		return true
+	}
+	out, errs, code := runIn(w.T, w.Node, "flows", "closed", "--result", "refused", "--from", w.addrs["client"].V4().String(),
+		"--address", defaultMetricsAddress)
+	if n := strings.Count(out, "default/closed:"); code != 0 || n != want || n == 0 {
+		w.Errorf("nftproxy flows shows %d flows, want %d; exit status %d: %s\n%s", n, want, code, errs, out)
+	}
+}
+
+// serviceName is the name of a Service of a flowsWorld.
+func serviceName(n int) service.Name { return service.NewName("default", flowsNames()[n]) }
+
+// TestFlowsShare: with 1/4 on the node, and 1/16 for one Service, the flows are that share of the connections, within
+// what is less likely than 10^-11 by chance, and each stands for as many.
+func TestFlowsShare(t *testing.T) {
+	const each = 3000
+	w := newFlowsWorld(t, "1/16")
+	r := w.run("1/4")
+	rates := map[int]int{flowsWeb: 4, flowsOther: 16}
+	for svc := range rates {
+		var group errgroup.Group
+		const atOnce = 8
+		group.SetLimit(atOnce)
+		for i := range each {
+			to := route{service: svc}.destination(w, i%len(w.NodeAddrs))
+			group.Go(func() error {
+				a, err := w.places["client"].Ask(w.Context(), testnet.UDP, to, awaitLimit)
+				if err == nil && a.Outcome != testnet.Answered {
+					err = fmt.Errorf("%v: %s", to, a.Outcome)
+				}
+				return err
+			})
+		}
+		testnet.Require(t, group.Wait())
+	}
+	// Messages come in their order: when there is one of these, all of those have been taken.
+	last := route{from: "client", service: flowsEmpty, way: modelflows.ByClusterIP, want: modelflows.Refused}
+	list := w.await(func(list []modelflows.Flow) bool {
+		w.attempt(last, testnet.UDP, 0)
+		return slices.ContainsFunc(list, func(f modelflows.Flow) bool { return f.Service == serviceName(flowsEmpty) })
 	})
-	for _, o := range all {
-		found := find(list, o)
-		if len(found) != 1 {
-			t.Errorf("%+v: %d flows, want 1: %+v", o, len(found), found)
-			continue
+	for svc, rate := range rates {
+		n := 0
+		for _, f := range list {
+			if f.Service != serviceName(svc) {
+				continue
+			}
+			if n++; f.Weight != rate {
+				t.Errorf("it stands for %d connections, want %d: %+v", f.Weight, rate, f)
+			}
 		}
-		f := found[0]
-		if string(f.Service) != o.service || f.Result != o.result || f.Endpoint != o.endpoint || f.Cause != o.cause ||
-			f.Weight != 1 || f.Way != modelflows.ByClusterIP {
-			t.Errorf("client: %+v\nflow: %+v", o, f)
-		}
-		if timed := f.AnswerSeconds != nil; timed != (f.Endpoint.IsValid() && f.Result != modelflows.Unanswered) {
-			t.Errorf("time to the first answer %v: %+v", f.AnswerSeconds, f)
-		} else if timed && (*f.AnswerSeconds < 0 || *f.AnswerSeconds > 5) {
-			t.Errorf("answered after %v s: %+v", *f.AnswerSeconds, f)
-		}
-		if f.Ended && f.Result == modelflows.Answered && (f.PacketsFrom < 4 || f.PacketsTo < 3 || f.BytesFrom < 100) {
-			t.Errorf("too few packets or bytes: %+v", f)
+		lo, hi := chance.Range(each, 1/float64(rate))
+		t.Logf("%s, 1/%d: %d of %d", serviceName(svc), rate, n, each)
+		if n < lo || n > hi {
+			t.Errorf("%d flows, want %d to %d", n, lo, hi)
 		}
 	}
+	r.end()
 }

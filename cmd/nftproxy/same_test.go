@@ -86,7 +86,11 @@ type served struct {
 	manifest string
 }
 
-const servedStatus = "127.0.0.1:10249"
+// servedStatus is where the node's metrics server is, and servedFlows the flag by which it follows connections.
+const (
+	servedStatus = "127.0.0.1:10249"
+	servedFlows  = "--nftproxy-flows=1/16"
+)
 
 func newServed(t *testing.T) *served {
 	s := &served{T: t, ns: testnet.NamespaceForTest(t, "same"), manifest: manifest(t, twoWebs)}
@@ -96,7 +100,7 @@ func newServed(t *testing.T) *served {
 		t.Fatal(err)
 	}
 	r := start(t, s.ns, "--nftproxy-manifests", s.manifest, "--hostname-override", "node-1", "--metrics-bind-address",
-		servedStatus)
+		servedStatus, servedFlows)
 	r.awaitSyncAndServer(servedStatus)
 	t.Cleanup(r.end)
 	return s
@@ -106,11 +110,12 @@ func newServed(t *testing.T) *served {
 // apart: it waits for packets.
 func (s *served) lines() map[string][]string {
 	from := []string{"--from", "203.0.113.9"}
-	objects := []string{"--nftproxy-manifests", s.manifest, "--hostname-override", "node-1"}
+	objects := []string{"--nftproxy-manifests", s.manifest, "--hostname-override", "node-1", servedFlows}
 	return map[string][]string{
 		"version": nil, "get services": nil, "get endpoints": nil, "get chains": nil, "get affinity": nil, "check": nil,
 		"conntrack list": nil, "conntrack clean": {"--dry-run"}, "conntrack sysctl": nil, "proxies": nil,
 		"top": {"--interval", "100ms"}, "verify": objects, "status": {"--address", servedStatus},
+		"flows":   {"--address", servedStatus},
 		"explain": append([]string{"10.96.0.10:80"}, from...),
 	}
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"fmt"
+	"net/url"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"nftproxy/look/explain"
 	"nftproxy/look/inspect"
+	"nftproxy/look/nodestatus"
 )
 
 // nameOptions are the flags of a command about Services that its arguments name.
@@ -31,10 +33,24 @@ func (o *nameOptions) addService(cmd *cobra.Command) {
 
 // selected makes a selection of the flags and of the arguments.
 func (o *nameOptions) selected(names []string) (inspect.Selection, error) {
-	if o.service != "" {
-		names = append(slices.Clone(names), o.service)
+	return inspect.NewSelection(o.namespace, o.named(names))
+}
+
+// named are the Services of the flags and of the arguments.
+func (o *nameOptions) named(names []string) []string {
+	if o.service == "" {
+		return names
 	}
-	return inspect.NewSelection(o.namespace, names)
+	return append(slices.Clone(names), o.service)
+}
+
+// query selects the same where the metrics server is asked.
+func (o *nameOptions) query(names []string) url.Values {
+	of := url.Values{nodestatus.QueryService: o.named(names)}
+	if o.namespace != "" {
+		of.Set(nodestatus.QueryNamespace, o.namespace)
+	}
+	return of
 }
 
 // target reads the name of a Service where a text is no address.

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -82,7 +81,8 @@ list has at most 50 entries. Later versions may add fields; they do not change t
 			faults := 0
 			if o.raw != "" {
 				err = writeRaw(cmd.Context(), cmd.OutOrStdout(), server+o.raw)
-			} else if s, askErr := askStatus(cmd.Context(), server+statuspage.Path+"?"+o.query(names)); askErr != nil {
+			} else if s, askErr := askStatus(cmd.Context(), server+statuspage.Path+"?"+
+				strings.TrimSuffix(nodestatus.Query+"&"+o.query(names).Encode(), "&")); askErr != nil {
 				err = askErr
 			} else {
 				faults, err = len(s.Faults), o.print(cmd.OutOrStdout(), s, func(w io.Writer) error {
@@ -106,15 +106,6 @@ list has at most 50 entries. Later versions may add fields; they do not change t
 	f.IntVar(&o.like, "like", 0, "ask the nftproxy run with this process `ID` (default 1)")
 	f.StringVar(&o.raw, "raw", "", "print what the metrics server has at this `PATH`, such as /metrics or /configz")
 	return cmd
-}
-
-// query asks for a status, of all Services or of some.
-func (o *statusOptions) query(names []string) string {
-	of := url.Values{nodestatus.QueryService: names}
-	if o.namespace != "" {
-		of.Set(nodestatus.QueryNamespace, o.namespace)
-	}
-	return strings.TrimSuffix(nodestatus.Query+"&"+of.Encode(), "&")
 }
 
 // server is the metrics server's URL.
