@@ -40,6 +40,7 @@ var (
 	clientAddr  = netip.MustParseAddr("10.244.1.2")
 	serverAddr  = netip.MustParseAddr("10.244.2.2")
 	serviceAddr = netip.MustParseAddr("10.96.0.1")
+	clusterCIDR = netip.MustParsePrefix("10.244.0.0/16")
 )
 
 func newSite(t *testing.T) *site {

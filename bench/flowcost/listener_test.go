@@ -64,7 +64,8 @@ var counts struct {
 func listen(spec string) error {
 	fields := strings.Fields(spec)
 	ways := map[string]func([]string) error{"events": events, "events-library": eventsLibrary, "log": logs,
-		"log-library": logsLibrary, "dump": dumps, "get": gets}
+		"log-library": logsLibrary, "dump": dumps, "get": gets,
+		"follow": follow}
 	failed := make(chan error, 1)
 	if err := ways[fields[0]](fields[1:]); err != nil {
 		return err

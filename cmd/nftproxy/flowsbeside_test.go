@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"sync"
@@ -73,7 +74,7 @@ func newPolicies(w *flowsWorld, closed testnet.Addrs) *policies {
 	go func() { p.ended <- p.judge() }()
 	w.Cleanup(func() {
 		_ = conn.Close()
-		if err := <-p.ended; err != nil && !errors.Is(err, unix.EBADF) {
+		if err := <-p.ended; !errors.Is(err, os.ErrClosed) {
 			w.Error(err)
 		}
 	})
@@ -82,8 +83,8 @@ func newPolicies(w *flowsWorld, closed testnet.Addrs) *policies {
 
 func queueMessage(kind int, flags netlink.HeaderFlags, attributes []byte) netlink.Message {
 	header := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, policyQueue}
-	return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_QUEUE<<8 | kind), Flags: flags},
-		Data: append(header, attributes...)}
+	return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_QUEUE<<8 | kind),
+		Flags: flags}, Data: append(header, attributes...)}
 }
 
 // judge decides about packets until the socket is closed.

@@ -332,8 +332,10 @@ func (w *flowsWorld) attempt(r route, protocol string, family int) attempt {
 		a.outcome, a.server = string(answer.Outcome), answer.ID
 		a.answer = len(fmt.Sprintf("%s %v\n", answer.ID, answer.Peer))
 	}
-	want := map[modelflows.Result]string{modelflows.Answered: string(testnet.Answered), modelflows.Refused: string(
-		testnet.Refused), modelflows.Unanswered: string(testnet.TimedOut), modelflows.Dropped: string(testnet.TimedOut)}[r.want]
+	want := string(testnet.TimedOut)
+	if r.want == modelflows.Answered || r.want == modelflows.Refused {
+		want = string(r.want) // The words are the same.
+	}
 	if r.reset {
 		want = outcomeReset
 	}
@@ -344,7 +346,8 @@ func (w *flowsWorld) attempt(r route, protocol string, family int) attempt {
 }
 
 func (a attempt) String() string {
-	return fmt.Sprintf("%s %v to %v, %s of %s by %s", a.route.from, a.from, a.to, a.protocol, flowsNames()[a.service], a.way)
+	return fmt.Sprintf("%s %v to %v, %s of %s by %s", a.route.from, a.from, a.to, a.protocol, serviceName(a.service),
+		a.way)
 }
 
 // endpoint is where the connection led; not valid if nowhere, or if nobody can know.

@@ -25,6 +25,7 @@ import (
 	"nftproxy/model/flows"
 	"nftproxy/model/service"
 	"nftproxy/nft/flowtable"
+	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 )
 
@@ -61,6 +62,9 @@ const (
 	retry, look = 10 * time.Second, time.Second
 	// thinnedPause is the least time from one report of Thinned to the next.
 	thinnedPause = time.Minute
+	// together is how many messages the kernel sends at once, and wait how long one waits for others: the process's cost
+	// is mostly that of waking up.
+	together, wait = 64, 100 * time.Millisecond
 	// readBuffer is room for messages that wait, in bytes.
 	readBuffer = 4 << 20
 )
@@ -173,7 +177,8 @@ func (f *Follower) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	group := ruleset.FlowGroup(f.config.Services)
-	log, err := nflog.Open(&nflog.Config{Group: group, Copymode: nflog.CopyPacket, Bufsize: flowtable.Bytes, QThresh: 1})
+	log, err := nflog.Open(&nflog.Config{Group: group, Copymode: nflog.CopyPacket, Bufsize: flowtable.Bytes,
+		QThresh: together, Timeout: uint32(wait / (10 * time.Millisecond))})
 	if err != nil {
 		return fmt.Errorf("listen to connections: %w", err)
 	}
@@ -199,11 +204,38 @@ func (f *Follower) follow(ctx context.Context) error {
 		f.config.Failed(err)
 	}
 	f.listened = true
-	return f.work(ctx, group)
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	defer conn.Close()
+	return f.work(ctx, &keeper{conn: conn, services: f.config.Services, group: group})
+}
+
+// keeper keeps the table for answers.
+type keeper struct {
+	conn     *kernel.Conn
+	services string
+	group    uint16
+	// kept is the generation of the ruleset that had the table; 0 if none is known to.
+	kept uint32
+}
+
+// keep looks at the table if any process has changed the ruleset since it was there.
+func (k *keeper) keep() error {
+	now, err := k.conn.Generation()
+	if err != nil || now == k.kept {
+		return err
+	}
+	made, err := flowtable.Keep(k.services, ruleset.FlowLabel, k.group, 0)
+	if err == nil && !made {
+		k.kept = now
+	}
+	return err
 }
 
 // work takes snapshots, and asks for entries when they are due.
-func (f *Follower) work(ctx context.Context, group uint16) error {
+func (f *Follower) work(ctx context.Context, table *keeper) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	keep, tell := time.NewTicker(look), time.NewTicker(retry)
@@ -218,7 +250,7 @@ func (f *Follower) work(ctx context.Context, group uint16) error {
 		case s := <-f.snapshots:
 			f.update(s)
 		case <-keep.C:
-			if _, err := flowtable.Keep(f.config.Services, ruleset.FlowLabel, group, 0); err != nil {
+			if err := table.keep(); err != nil {
 				failed = err
 			}
 		case <-tell.C:

@@ -252,20 +252,14 @@ func (t *Tracker) answered(o *open, a Answer) {
 	if a.Seen.Before(o.seen) || o.Result != Waiting && o.Result != Unanswered {
 		return
 	}
-	seconds := o.until(a).Seconds()
-	o.AnswerSeconds, o.Result = &seconds, Answered
-	if a.Refused {
+	if o.timed && !a.At.IsZero() {
+		seconds := max(0, a.At.Sub(o.Begin).Seconds())
+		o.AnswerSeconds = &seconds
+	}
+	if o.Result = Answered; a.Refused {
 		o.Result = Refused
 	}
 	t.settle(o)
-}
-
-// until is the time to an answer: by the kernel's clock, or by that of the process if the kernel does not say both.
-func (o *open) until(a Answer) time.Duration {
-	if o.timed && !a.At.IsZero() {
-		return max(0, a.At.Sub(o.Begin))
-	}
-	return a.Seen.Sub(o.seen)
 }
 
 // Next returns when Due has something; the zero time for never.
@@ -318,7 +312,7 @@ func (t *Tracker) missing(o *open, now time.Time) {
 		!a.Seen.Before(o.seen) {
 		o.Endpoint = a.Reply.Src
 		t.answered(o, a)
-		t.end(o, o.seen.Add(o.until(a)))
+		t.end(o, a.Seen)
 		return
 	}
 	if patient := o.seen.Add(Patience); o.Result == Waiting && patient.After(now) {
