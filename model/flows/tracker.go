@@ -16,13 +16,15 @@ const Patience = 5 * time.Second
 const (
 	// soon is when the entry of a new connection is asked for first. The kernel has it when the first packet has passed
 	// all hooks.
-	soon = 50 * time.Millisecond
+	soon = 200 * time.Millisecond
+	// lag is how much later than the entry the message about an answer may say that there is one.
+	lag = 200 * time.Millisecond
 	// every is the most time from one question to the next: the entry of a reset connection stays for 10 s.
 	every = 8 * time.Second
 	// least is the least time from one question to the next, but for the first packet's.
 	least = 500 * time.Millisecond
 	// mostEarly bounds the answers that are known before their connection's entry.
-	mostEarly = 2048
+	mostEarly = 4096
 	// calm is how long there has to be room before more of a Service is remembered again, and pause the least time from
 	// one thinning to the next.
 	calm, pause = time.Minute, 100 * time.Millisecond
@@ -76,6 +78,8 @@ type open struct {
 	// seen is Start.Seen, and so are all times that are compared with now. timed says that Begin is Start.At.
 	seen  time.Time
 	timed bool
+	// replied is when the entry first said that there is an answer, while the message about it had not come.
+	replied time.Time
 	// lasting is the longest time-out of the entry so far, and last when packets came last, if it was dropped.
 	lasting time.Duration
 	last    time.Time
@@ -355,6 +359,11 @@ func (t *Tracker) look(o *open, now time.Time, e *Entry) {
 	}
 	o.PacketsFrom, o.BytesFrom, o.PacketsTo, o.BytesTo = e.PacketsFrom, e.BytesFrom, e.PacketsTo, e.BytesTo
 	o.lasting = max(o.lasting, e.Timeout)
+	if o.Result == Waiting && e.Replied && o.replied.IsZero() {
+		o.replied = now
+		t.plan(o, now.Add(lag))
+		return
+	}
 	t.judge(o, now, e)
 	switch {
 	case e.Closing > 0:
@@ -403,8 +412,12 @@ func (t *Tracker) end(o *open, at time.Time) {
 	t.forget(o)
 	first := !o.settled
 	if o.Result == Waiting {
-		o.Result = Unanswered
-		if !o.found {
+		switch {
+		case !o.replied.IsZero():
+			o.Result = Answered
+		case o.found:
+			o.Result = Unanswered
+		default:
 			o.Result = Dropped
 		}
 	}

@@ -370,7 +370,7 @@ func TestUntimed(t *testing.T) {
 		untimed.At = time.Time{}
 		w.conns[c.Key] = c
 		w.tracker.Begin(untimed, c.to)
-		w.step(100 * time.Millisecond)
+		w.step(300 * time.Millisecond)
 		if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Waiting {
 			t.Errorf("before the answer: %+v", list)
 		}
