@@ -61,11 +61,12 @@ It needs nftproxy run with --nftproxy-flows=1/N, and finds it as status does.
 
 --follow shows flows as they come: when the result is known, and again when they end.
 
--o json and -o yaml print an object with node and flows; with --follow one flow after the
-other. A flow has seq (grows with each change), id, begin, protocol, client, service, port,
-way, address, endpoint (empty for none), result, cause, answerSeconds (null for none),
-ended, seconds, packetsFrom, bytesFrom, packetsTo, bytesTo and weight. Later versions may
-add fields; they do not change these.`,
+-o json and -o yaml print an object with node, time (the node's), since (none of the flows
+that began after it has been forgotten) and flows; with --follow one flow after the other.
+A flow has seq (grows with each change), id, begin, protocol, client, service, port, way,
+address, endpoint (empty for none), result, cause, answerSeconds (null for none), ended,
+seconds, packetsFrom, bytesFrom, packetsTo, bytesTo and weight. Later versions may add
+fields; they do not change these.`,
 		Example: `  nftproxy flows shop/cart
   nftproxy flows --result refused --last 20
   nftproxy flows --from 10.244.1.0/24 --follow -o json`,

@@ -76,6 +76,7 @@ type Follower struct {
 	wake      chan struct{}
 	lost      atomic.Uint64
 	listened  bool // once; of Run alone
+	began     time.Time
 
 	mu      sync.Mutex // of what follows, and of the index
 	tracker *flows.Tracker
@@ -119,7 +120,7 @@ func (f *Follower) update(s service.Snapshot) {
 // New makes a Follower.
 func New(c Config) *Follower {
 	f := &Follower{config: c, snapshots: make(chan service.Snapshot, 1), wake: make(chan struct{}, 1),
-		thinned: map[service.Name]int{}}
+		thinned: map[service.Name]int{}, began: time.Now()}
 	f.tracker = flows.New(Most, rand.Uint64(), func(c flows.Change) { f.changes = append(f.changes, c) },
 		func(name service.Name, of int) { f.thinned[name] = max(f.thinned[name], of) })
 	return f
@@ -151,6 +152,22 @@ func (f *Follower) List(after uint64) []flows.Flow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.tracker.List(after)
+}
+
+// Since returns a moment: of the flows that began after it, none has been forgotten.
+func (f *Follower) Since() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if since := f.tracker.Since(); since.After(f.began) {
+		return since.UTC()
+	}
+	return f.began.UTC()
+}
+
+// Of returns what is remembered of a Service's connections. Of those that began after since, none has been forgotten.
+func (f *Follower) Of(name service.Name) (list []flows.Flow, since time.Time) {
+	list = slices.DeleteFunc(f.List(0), func(one flows.Flow) bool { return one.Service != name })
+	return list, f.Since()
 }
 
 // Run works until the context ends, and then returns nil.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"nftproxy/look/inspect"
 	"nftproxy/look/nodestatus"
@@ -30,7 +31,10 @@ const maxNames = 100
 
 // Answer is what is served.
 type Answer struct {
-	Node  string       `json:"node"`
+	Node string `json:"node"`
+	// Time is the node's. Of the flows that began after Since, none has been forgotten.
+	Time  time.Time    `json:"time"`
+	Since time.Time    `json:"since"`
 	Flows []flows.Flow `json:"flows"`
 }
 
@@ -59,7 +63,8 @@ func (f *Follower) Handler(node string) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(Answer{Node: node, Flows: list}) // A client that has gone needs no answer.
+		// A client that has gone needs no answer.
+		_ = json.NewEncoder(w).Encode(Answer{Node: node, Time: time.Now().UTC(), Since: f.Since(), Flows: list})
 	})
 }
 

@@ -51,7 +51,9 @@ type Tracker struct {
 	thinned time.Time
 	ended   []Flow // a ring whose oldest is at next, once it is full
 	next    int
-	counts  Counts
+	// since is when the last one ended that ended no longer has.
+	since  time.Time
+	counts Counts
 }
 
 // Counts are totals of a Tracker.
@@ -426,6 +428,9 @@ func (t *Tracker) end(o *open, at time.Time) {
 	if len(t.ended) < t.most {
 		t.ended = append(t.ended, o.Flow)
 	} else {
+		if at := t.ended[t.next].end(); at.After(t.since) {
+			t.since = at
+		}
 		t.ended[t.next] = o.Flow
 		t.next = (t.next + 1) % t.most
 	}
@@ -456,6 +461,13 @@ func (t *Tracker) plan(o *open, at time.Time) {
 		heap.Fix(&t.due, o.place)
 	}
 }
+
+// Since returns a moment by the clock of answers: of the flows that began after it, none has been forgotten. It is the
+// zero time while no flow at all has been.
+func (t *Tracker) Since() time.Time { return t.since }
+
+// end is when an ended flow ended, by the clock of answers.
+func (f *Flow) end() time.Time { return f.Begin.Add(time.Duration(f.Seconds * float64(time.Second))) }
 
 // List returns what has changed after a Seq, in the order of the changes: 0 for all that is remembered.
 func (t *Tracker) List(after uint64) (list []Flow) {

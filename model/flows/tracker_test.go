@@ -439,3 +439,34 @@ func TestThinnedAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestSince: what began after Since is there, however many have ended; and Since is no earlier than it has to be.
+func TestSince(t *testing.T) {
+	const most = 64
+	for seed := range uint64(20) {
+		w := newWorld(seed, most)
+		for range 300 {
+			w.begin("default/web")
+			w.step(10 * time.Second)
+		}
+		if c := w.tracker.Counts(); c.Thinned+c.Lost > 0 {
+			t.Fatalf("seed %d: %+v: another test's matter", seed, c)
+		}
+		since, after := w.tracker.Since(), 0
+		known := map[flows.Key]bool{}
+		for _, f := range w.tracker.List(0) {
+			known[flows.Key{Protocol: service.TCP, Src: f.Client, Dst: f.Address}] = true
+		}
+		for k, c := range w.conns {
+			if !c.At.After(since) {
+				continue
+			}
+			if after++; !known[k] {
+				t.Errorf("seed %d: one that began %v after %v has been forgotten", seed, c.At.Sub(since), since)
+			}
+		}
+		if after < most/2 {
+			t.Errorf("seed %d: only %d began after %v", seed, after, since)
+		}
+	}
+}
