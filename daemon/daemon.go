@@ -187,13 +187,13 @@ func (p *parts) addTelling(c Config) (err error) {
 		judge.NodeEligible = p.eligible.Load
 	}
 	p.judge = health.New(judge)
-	p.page = newStatusPage(c, p.judge, p.watcher.Problems, p.besideTheSyncs)
+	p.flowing = newFollower(c, p.outside, p.registry)
+	p.page = newStatusPage(c, p.judge, p.watcher.Problems, p.besideTheSyncs, p.flowing)
 	p.settings = NewSysctls(c, r.record)
 	p.follower = NewConfigFollower(c, r.record, p.settings, p.watcher, p.loop)
 	if c.File != "" {
 		p.follower.Counts = metrics.NewConfigFile(p.registry)
 	}
-	p.flowing = newFollower(c, p.outside, p.registry)
 	p.servers, err = newServers(c, r, p.judge, metricsHandler(c, p.follower.Flags, p.registry, p.slis, p.page, p.flowing))
 	return err
 }

@@ -27,8 +27,8 @@ import (
 )
 
 func newStatusPage(c Config, judge *health.Health, problems func(service.Name) []string,
-	beside func() statuspage.Beside) *statuspage.Page {
-	return statuspage.New(statuspage.Config{
+	beside func() statuspage.Beside, follower *flows.Follower) *statuspage.Page {
+	config := statuspage.Config{
 		Beside:  beside,
 		Version: c.Version, Node: c.Node, Table: c.Rules.Table, Started: time.Now(),
 		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: c.Rules.NodePortAddresses, Problems: problems,
@@ -39,7 +39,11 @@ func newStatusPage(c Config, judge *health.Health, problems func(service.Name) [
 			objects *service.Snapshot) (explain.Explanation, error) {
 			return explainTo(ctx, c.Rules.Table, from, to, objects, problems)
 		},
-	})
+	}
+	if follower != nil {
+		config.Flows = follower.Of
+	}
+	return statuspage.New(config)
 }
 
 // besideTheSyncs is what the parts that the page does not know say about the node.

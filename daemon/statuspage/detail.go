@@ -58,7 +58,7 @@ func (p *Page) servicePage(q *request) *answer {
 			parts = append(parts, d.port(i))
 		}
 	}
-	parts = append(parts, element("p", attributes("class", "help"),
+	parts = append(parts, p.followed(s.Name), element("p", attributes("class", "help"),
 		text("As of %s.", v.at.UTC().Format("2006-01-02 15:04:05 UTC"))))
 	return &answer{code: http.StatusOK, document: p.document(fmt.Sprintf("%s – nftproxy on %s", s.Name, p.config.Node),
 		"Service "+string(s.Name), parts...)}

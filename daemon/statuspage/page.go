@@ -26,6 +26,7 @@ import (
 	"nftproxy/look/explain"
 	"nftproxy/look/inspect"
 	"nftproxy/look/nodestatus"
+	"nftproxy/model/flows"
 	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
@@ -56,6 +57,9 @@ type Config struct {
 	// and memory, so the page calls it only when it is asked, and not often.
 	Explain func(ctx context.Context, from explain.Origin, to explain.Destination,
 		objects *service.Snapshot) (explain.Explanation, error)
+	// Flows returns the followed connections of a Service, and a moment: of those that began after it, none is missing.
+	// It is nil if connections are not followed.
+	Flows func(service.Name) (list []flows.Flow, since time.Time)
 	// Beside is what other parts of the process know of the node; nil if there are none.
 	Beside func() Beside
 }
