@@ -3,6 +3,7 @@ module nftproxy
 go 1.26.0
 
 require (
+	github.com/ajstarks/svgo v0.0.0-20211024235047-1546f124cd8b
 	github.com/cloudflare/ipvs v0.12.0
 	github.com/florianl/go-nflog/v2 v2.2.0
 	github.com/google/go-cmp v0.7.0

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,6 +38,10 @@ type fakeCluster struct {
 	set      appsv1.DaemonSet
 	// delay is how long a pod takes to answer. An answer that is none never comes.
 	delay time.Duration
+	// owned are the owners of ReplicaSets and Jobs, by the resource, namespace and name, as replicasets/shop/web-1.
+	owned map[string]metav1.OwnerReference
+	// forbidden says that the user may not make a request; nil for all.
+	forbidden func(path string) bool
 	// broken says that a request fails; nil for none.
 	broken func(path string) bool
 	run    func(node string, args []string) (stdout string, exit int)
@@ -95,6 +101,10 @@ func (f *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the API server starts", http.StatusServiceUnavailable)
 		return
 	}
+	if f.forbidden != nil && f.forbidden(r.URL.Path) {
+		serveStatus(w, http.StatusForbidden, metav1.StatusReasonForbidden, "forbidden")
+		return
+	}
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	switch last := parts[len(parts)-1]; {
 	case last == "exec":
@@ -115,6 +125,8 @@ func (f *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, "level=INFO msg=starting")
 	case last == "pods":
 		list("PodList", "v1", f.podsBy(r))
+	case parts[len(parts)-2] == "replicasets" || parts[len(parts)-2] == "jobs":
+		f.serveOwned(w, parts[len(parts)-2], parts[len(parts)-3], last)
 	case parts[len(parts)-2] == "pods" || parts[len(parts)-2] == "services":
 		f.serveOne(w, parts[len(parts)-2], parts[len(parts)-3], last)
 	default:
@@ -127,6 +139,9 @@ func (f *fakeCluster) podsBy(r *http.Request) (pods []corev1.Pod) {
 	address, byAddress := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "status.podIP=")
 	ours := r.URL.Query().Get("labelSelector") != ""
 	for _, p := range f.pods {
+		if strings.Contains(r.URL.Path, "/namespaces/") && !strings.Contains(r.URL.Path, "/namespaces/"+p.Namespace+"/") {
+			continue
+		}
 		if byAddress && p.Status.PodIP != address || ours && p.Labels["app.kubernetes.io/name"] != "nftproxy" {
 			continue
 		}
@@ -147,13 +162,33 @@ func (f *fakeCluster) serveOne(w http.ResponseWriter, resource, namespace, name 
 			found = s
 		}
 	}
-	w.Header().Set("Content-Type", "application/json")
 	if found == nil {
-		w.WriteHeader(http.StatusNotFound)
-		found = metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure",
-			Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: resource + " " + name + " not found"}
+		serveStatus(w, http.StatusNotFound, metav1.StatusReasonNotFound, resource+" "+name+" not found")
+		return
 	}
+	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(found)
+}
+
+// serveStatus serves why a request fails.
+func serveStatus(w http.ResponseWriter, code int32, reason metav1.StatusReason, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(code))
+	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status: "Failure", Reason: reason, Code: code, Message: message})
+}
+
+// serveOwned serves a ReplicaSet or a Job.
+func (f *fakeCluster) serveOwned(w http.ResponseWriter, resource, namespace, name string) {
+	by, known := f.owned[resource+"/"+namespace+"/"+name]
+	if !known {
+		serveStatus(w, http.StatusNotFound, metav1.StatusReasonNotFound, resource+" "+name+" not found")
+		return
+	}
+	kind := map[string][2]string{"replicasets": {"ReplicaSet", "apps/v1"}, "jobs": {"Job", "batch/v1"}}[resource]
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind[0], "apiVersion": kind[1], "metadata": metav1.ObjectMeta{
+		Namespace: namespace, Name: name, OwnerReferences: []metav1.OwnerReference{by}}})
 }
 
 // exec runs a command in a pod by the protocol v5.channel.k8s.io (KEP-4006).
@@ -232,4 +267,36 @@ func runPlugin(ctx context.Context, args ...string) (stdout, stderr string, code
 	var out, errs bytes.Buffer
 	code = execute(ctx, args, genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errs})
 	return out.String(), errs.String(), code
+}
+
+// executeTo runs the plugin with an output that can be watched.
+func executeTo(ctx context.Context, out io.Writer, args ...string) int {
+	return execute(ctx, args, genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: io.Discard})
+}
+
+// notifying keeps what is written, and closes reached after so many lines.
+type notifying struct {
+	want    int
+	reached chan struct{}
+
+	mu   sync.Mutex
+	text bytes.Buffer
+	done bool
+}
+
+func (n *notifying) Write(p []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.text.Write(p)
+	if !n.done && bytes.Count(n.text.Bytes(), []byte("\n")) >= n.want {
+		n.done = true
+		close(n.reached)
+	}
+	return len(p), nil
+}
+
+func (n *notifying) String() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.text.String()
 }

@@ -101,6 +101,7 @@ the command could not be carried out.`,
 		}
 	}
 	cmd.AddCommand(p.newStatusCommand(), p.newGetCommand(), p.newExplainCommand(), p.newVerifyCommand(),
+		p.newFlowsCommand(), p.newMapCommand(),
 		p.newTraceCommand(), p.newTopCommand(), p.newLogsCommand(), p.newSysdumpCommand(), p.newTestCommand(),
 		p.newMigrateCommand())
 	return cmd

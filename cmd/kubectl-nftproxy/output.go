@@ -79,6 +79,25 @@ func printRows[R any](w io.Writer, o *output, columns []column[R], rows []R, as 
 	return printer.PrintObj(list, w)
 }
 
+// printNext prints a row of many that come one after the other: an object of its own for programs, and a table without
+// a header from the second one on.
+func printNext[R any](w io.Writer, o *output, columns []column[R], row R, as func(*R) object) error {
+	if !o.forPrograms() {
+		err := printRows(w, o, columns, []R{row}, as)
+		*o.flags.NoHeaders = true
+		return err
+	}
+	printer, err := o.flags.ToPrinter()
+	if err != nil {
+		return err
+	}
+	u, err := as(&row).unstructured()
+	if err != nil {
+		return err
+	}
+	return printer.PrintObj(u, w)
+}
+
 func tableOf[R any](columns []column[R], rows []R) *metav1.Table {
 	table := &metav1.Table{}
 	for _, c := range columns {
