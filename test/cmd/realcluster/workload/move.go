@@ -64,7 +64,7 @@ func MoveAddress(ctx context.Context, c *cluster.Cluster, o MoveOptions, out io.
 		return err
 	}
 	defer func() { err = errors.Join(err, web.Remove()) }()
-	if err := web.setEject(ctx, o.Eject); err != nil {
+	if err := web.setFlag(ctx, "nftproxy-eject", o.Eject); err != nil {
 		return err
 	}
 	b := &balancer{Web: web}

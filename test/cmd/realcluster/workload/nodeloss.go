@@ -54,7 +54,7 @@ func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io
 		return err
 	}
 	defer func() { err = errors.Join(err, web.Remove()) }()
-	if err := web.setEject(ctx, o.Eject); err != nil {
+	if err := web.setFlag(ctx, "nftproxy-eject", o.Eject); err != nil {
 		return err
 	}
 	if err := web.Plane.Apply(ctx, strings.ReplaceAll(manyManifest, "NAMESPACE", Namespace)); err != nil {
@@ -169,23 +169,24 @@ func (w *Web) awaitUnready(ctx context.Context, node string, cut time.Time) time
 	}
 }
 
-// setEject gives nftproxy the flag, and waits until it runs with it everywhere.
-func (w *Web) setEject(ctx context.Context, mode string) error {
-	if mode == "" {
+// setFlag gives nftproxy a flag, and waits until it runs with it everywhere. An empty value leaves all as it is.
+func (w *Web) setFlag(ctx context.Context, name, value string) error {
+	if value == "" {
 		return nil
 	}
+	flag := "--" + name + "="
 	sets := w.Client.AppsV1().DaemonSets("kube-system")
 	set, err := sets.Get(ctx, w.Proxy(), metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	args := slices.DeleteFunc(set.Spec.Template.Spec.Containers[0].Args, func(a string) bool {
-		return strings.HasPrefix(a, "--nftproxy-eject=")
+		return strings.HasPrefix(a, flag)
 	})
 	patch := fmt.Sprintf(`[{"op":"add","path":"/spec/template/spec/containers/0/args","value":%s}]`,
-		quoted(append(args, "--nftproxy-eject="+mode)))
+		quoted(append(args, flag+value)))
 	if _, err := sets.Patch(ctx, w.Proxy(), types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("set --nftproxy-eject=%s: %w", mode, err)
+		return fmt.Errorf("set %s%s: %w", flag, value, err)
 	}
 	return w.AwaitDaemonSet(ctx, "kube-system", w.Proxy())
 }

@@ -28,6 +28,7 @@ func tests(policies bool) []test {
 		{"node ports of each node from outside", nodePorts},
 		{"kubectl nftproxy", askCluster},
 		{"kubectl nftproxy trace and top", askStreams},
+		{"kubectl nftproxy flows and map", askFlows},
 		{"kubectl nftproxy of a conflict", askConflict},
 		{"kubectl nftproxy status of a node that is ill", askIll},
 		{"externalTrafficPolicy Local", localPolicy},
