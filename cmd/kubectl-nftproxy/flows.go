@@ -131,7 +131,8 @@ const (
 type silence struct{ Node, State, Error string }
 
 // ask asks all nodes for flows, the last ones if last is not 0, and gives each answer to add, one after the other.
-func (s *flowSource) ask(ctx context.Context, last int, progress io.Writer, add func(*flowmap.Answer)) ([]silence, error) {
+func (s *flowSource) ask(ctx context.Context, last int, progress io.Writer, add func(*flowmap.Answer)) ([]silence,
+	error) {
 	if s.all {
 		last = 0
 	}

@@ -104,7 +104,8 @@ type housed struct {
 }
 
 // list lists the pods of a namespace that have one of the addresses; nil stands for all addresses.
-func (r *residents) list(ctx context.Context, namespace string, wanted map[netip.Addr]bool) (found []housed, err error) {
+func (r *residents) list(ctx context.Context, namespace string, wanted map[netip.Addr]bool) (found []housed,
+	err error) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return r.cluster.Client.CoreV1().Pods(namespace).List(ctx, o)
 	})

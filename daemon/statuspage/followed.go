@@ -55,8 +55,8 @@ func (p *Page) followed(name service.Name) *html.Node {
 		}
 		rows = append(rows, append([]cell{textCell(endpoint), textCell(at.port)}, followedCells(places[at])...))
 	}
-	help := []*html.Node{literal("Estimated from the connections that this node follows (--nftproxy-flows), new ones since "),
-		moment(since, now), literal(". With the clients: "), plain("code", "nftproxy flows "+string(name))}
+	help := []*html.Node{literal("Estimated from the connections that this node follows (--nftproxy-flows), new ones "),
+		literal("since "), moment(since, now), literal(". With the clients: "), plain("code", "nftproxy flows "+string(name))}
 	if len(rows) == 0 {
 		return section("followed", "Followed connections", plain("p", "None is remembered."),
 			element("p", attributes("class", "help"), help...))

@@ -44,7 +44,8 @@ func TestFollowed(t *testing.T) {
 	checkHeadings(t, a.doc)
 	checkIDs(t, a.doc)
 	checkTables(t, a.doc)
-	for _, want := range []string{"Followed connections", "10.244.9.2:8080", "16 (50 %)", "16 (100 %)", "dropped &lt;i&gt;"} {
+	for _, want := range []string{"Followed connections", "10.244.9.2:8080", "16 (50 %)", "16 (100 %)",
+		"dropped &lt;i&gt;"} {
 		if !strings.Contains(a.body, want) {
 			t.Errorf("the page does not have %q", want)
 		}

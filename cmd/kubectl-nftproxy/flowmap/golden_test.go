@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,8 +40,9 @@ type conn struct {
 
 func (c *conn) flow() flows.Flow {
 	f := flows.Flow{Begin: now().Add(-c.ago), Protocol: "TCP", Client: netip.MustParseAddrPort(c.client + ":40000"),
-		Service: service.Name(c.service), Port: "http", Way: flows.ByClusterIP, Address: netip.MustParseAddrPort("10.96.0.1:80"),
-		Result: c.result, Cause: c.cause, Ended: !c.open, BytesFrom: c.bytes, BytesTo: 10 * c.bytes, Weight: c.weight}
+		Service: service.Name(c.service), Port: "http", Way: flows.ByClusterIP,
+		Address: netip.MustParseAddrPort("10.96.0.1:80"),
+		Result:  c.result, Cause: c.cause, Ended: !c.open, BytesFrom: c.bytes, BytesTo: 10 * c.bytes, Weight: c.weight}
 	if c.endpoint != "" {
 		f.Endpoint = netip.MustParseAddrPort(c.endpoint + ":8080")
 	}
@@ -100,8 +102,8 @@ func shop() *flowmap.Tally {
 		answer: 30 * time.Millisecond, ago: m, bytes: 50, weight: 16}
 	long := conn{client: "192.168.0.10", service: "shop/stock", endpoint: "10.244.2.4", result: flows.Answered,
 		answer: time.Millisecond, ago: 10 * time.Hour, open: true, bytes: 1_000_000, weight: 16}
-	t.Add(answer("worker-1", time.Hour, append(append(times(40, web), times(2, refused)...), append(times(20, cart), report,
-		outside, long)...)...))
+	t.Add(answer("worker-1", time.Hour, slices.Concat(times(40, web), times(2, refused), times(20, cart),
+		[]conn{report, outside, long})...))
 	t.Add(answer("worker-2", time.Hour, append(times(60, web2), outside)...))
 	return t
 }
@@ -123,7 +125,8 @@ func hostile() *flowmap.Picture {
 			cause: "]]>--\x07", ago: time.Second, weight: 1})
 	}
 	t.Add(answer("n", time.Hour, list...))
-	return &flowmap.Picture{Title: "\x1b]0;title\x07</title>", Links: t.Links(names), Notes: []string{`worker"<1>: no ]]> answer`}}
+	return &flowmap.Picture{Title: "\x1b]0;title\x07</title>", Links: t.Links(names),
+		Notes: []string{`worker"<1>: no ]]> answer`}}
 }
 
 // TestGoldens holds the drawings to files that people can look at.

@@ -23,7 +23,8 @@ func Others() Party { return Party{Name: "other addresses"} }
 
 // String is such as deployment/shop/cart, node/worker-1 or 192.0.2.1; empty for nobody.
 func (p Party) String() string {
-	return strings.Join(slices.DeleteFunc([]string{p.Kind, p.Namespace, p.Name}, func(s string) bool { return s == "" }), "/")
+	parts := []string{p.Kind, p.Namespace, p.Name}
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "/")
 }
 
 func (p Party) compare(q Party) int { return strings.Compare(p.String(), q.String()) }

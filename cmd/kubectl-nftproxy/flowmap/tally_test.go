@@ -111,8 +111,8 @@ func TestBound(t *testing.T) {
 		ago: time.Second, weight: 16})
 	tally.Add(answer("n", time.Hour, list...))
 	links, note := flowmap.Bound(tally.Links(nobody), 10)
-	if len(links) != 10 || links[9].Port.Service != "quiet/s" || !strings.HasPrefix(note, "191 more links are left out, with "+
-		"509 new connections a second, of which 0% fail") {
+	if len(links) != 10 || links[9].Port.Service != "quiet/s" || !strings.HasPrefix(note, "191 more links are left out, "+
+		"with 509 new connections a second, of which 0% fail") {
 		t.Errorf("%d links, the last one of %s: %s", len(links), links[len(links)-1].Port.Service, note)
 	}
 	if links, note := flowmap.Bound(tally.Links(nobody), 0); len(links) != 201 || note != "" {
@@ -153,7 +153,8 @@ func TestFull(t *testing.T) {
 
 // TestNumbers: two digits that count.
 func TestNumbers(t *testing.T) {
-	for n, want := range map[float64]string{0: "0", 0.0123: "0.012", 0.5: "0.5", 1: "1", 9.94: "9.9", 9.96: "10", 123.4: "123"} {
+	for n, want := range map[float64]string{0: "0", 0.0123: "0.012", 0.5: "0.5", 1: "1", 9.94: "9.9", 9.96: "10",
+		123.4: "123"} {
 		if got := flowmap.Number(n); got != want {
 			t.Errorf("%v: %s, want %s", n, got, want)
 		}

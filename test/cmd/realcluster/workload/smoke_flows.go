@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// askFlows: kubectl nftproxy flows and map say which pods and workloads talk to which, while a pod connects to a Service
-// that answers and to one without endpoints.
+// askFlows: kubectl nftproxy flows and map say which pods and workloads talk to which, while a pod connects to a
+// Service that answers and to one without endpoints.
 func askFlows(ctx context.Context, f *fixture) (seen string, err error) {
 	if err := f.setFlag(ctx, "nftproxy-flows", "1/1"); err != nil {
 		return "", err
@@ -41,9 +41,11 @@ func askFlows(ctx context.Context, f *fixture) (seen string, err error) {
 		{"flows --service web --from pod/" + client.Name, []string{pod, web, "pod/" + Namespace + "/web-", "answered"}},
 		{"flows --service web --from daemonset/client --to deploy/web -o wide", []string{pod,
 			"daemonset/" + Namespace + "/client", "deployment/" + Namespace + "/web"}},
-		{"flows -A --from pod/" + client.Name + " --result refused", []string{pod, "trouble/first:80/tcp", "refused no-endpoints"}},
+		{"flows -A --from pod/" + client.Name + " --result refused", []string{pod, "trouble/first:80/tcp",
+			"refused no-endpoints"}},
 		{"map", []string{"daemonset/" + Namespace + "/client", web, "deployment/" + Namespace + "/web"}},
-		{"map -A -o dot", []string{"daemonset/" + Namespace + "/client", "trouble/first:80/tcp", "100% refused no-endpoints"}},
+		{"map -A -o dot", []string{"daemonset/" + Namespace + "/client", "trouble/first:80/tcp",
+			"100% refused no-endpoints"}},
 		{"map -o json", []string{`"connectionsPerSecond"`, `"name": "web"`}},
 	} {
 		args := append(strings.Fields(c.args), "-n", Namespace)
