@@ -204,6 +204,7 @@ func TestFlowsRights(t *testing.T) {
 func TestFlowsFollow(t *testing.T) {
 	f := talkingShop()
 	f.gaveUp = make(chan bool, 1)
+	started := make(chan struct{})
 	f.run = func(node string, args []string) (string, int) {
 		if !slices.Contains(args, "--follow") || args[len(args)-1] != untilStdinCloses {
 			t.Errorf("node %s runs %q", node, args)
@@ -213,6 +214,7 @@ func TestFlowsFollow(t *testing.T) {
 			return flowText(1, 30, "10.244.1.1", "shop/cart", "10.244.2.2:8080", "answered", 0.0004) + "\n" +
 				flowText(2, 30, "10.244.2.2", "shop/cart", "10.244.2.2:8080", "waiting", 0) + "\n", 0
 		case "node-2":
+			close(started)
 			return "", neverAnswers
 		}
 		return talk(node, args)
@@ -231,6 +233,7 @@ func TestFlowsFollow(t *testing.T) {
 		done <- ended{out.String(), "", code}
 	}()
 	<-out.reached // a header, two flows and two nodes
+	<-started
 	cancel()
 	if stdin := <-f.gaveUp; !stdin {
 		t.Error("the node's command has no input that could end")
