@@ -44,7 +44,8 @@ func talkingShop() *fakeCluster {
 func flowText(id, began int, client, service, endpoint, result string, answer float64) string {
 	text := fmt.Sprintf(`{"seq":%d,"id":%d,"begin":%q,"protocol":"TCP","client":"%s:40000","service":%q,"port":"http",`+
 		`"way":"cluster-ip","address":"10.96.0.20:80","endpoint":%q,"result":%q,"cause":"","answerSeconds":null,`+
-		`"ended":true,"seconds":2,"packetsFrom":3,"bytesFrom":300,"packetsTo":4,"bytesTo":4000,"weight":16,"later":"a new field"}`, id, id,
+		`"ended":true,"seconds":2,"packetsFrom":3,"bytesFrom":300,"packetsTo":4,`+
+		`"bytesTo":4000,"weight":16,"later":"a new field"}`, id, id,
 		answeredAt().Add(-time.Duration(began)*time.Second).Format(time.RFC3339), client, service, endpoint, result)
 	if answer > 0 {
 		text = strings.Replace(text, `"answerSeconds":null`, fmt.Sprintf(`"answerSeconds":%v`, answer), 1)
