@@ -78,9 +78,15 @@ type Follower struct {
 	listened  bool // once; of Run alone
 	began     time.Time
 
-	mu      sync.Mutex // of what follows, and of the index
+	served    atomic.Pointer[service.Snapshot] // the newest, which the index may not have yet; nil before the first
+	// silent is why nothing is heard; nil while something may be.
+	silent atomic.Pointer[error]
+
+	// indexing is of the index: what changes many Services delays no list, and no sync. It is taken without mu.
+	indexing sync.Mutex
+
+	mu      sync.Mutex // of what follows
 	tracker *flows.Tracker
-	served  *service.Snapshot // the newest, which the index may not have yet; nil before the first
 	// changes wait for locked to tell of them, and thinned has the levels that Thinned has not told yet.
 	changes []flows.Change
 	thinned map[service.Name]int
@@ -111,8 +117,8 @@ func (f *Follower) first(ctx context.Context) error {
 }
 
 func (f *Follower) update(s service.Snapshot) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.indexing.Lock()
+	defer f.indexing.Unlock()
 	f.config.Index.Update(s)
 	f.config.Index.Forget(f.config.Index.Epoch()) // Nobody asks it what is stale.
 }
@@ -126,11 +132,9 @@ func New(c Config) *Follower {
 	return f
 }
 
-// Notify gives the snapshot that the rules serve now. One call has to end before the next.
+// Notify gives the snapshot that the rules serve now. One call has to end before the next. It waits for nothing.
 func (f *Follower) Notify(s service.Snapshot) {
-	f.mu.Lock()
-	f.served = &s
-	f.mu.Unlock()
+	f.served.Store(&s)
 	select {
 	case <-f.snapshots:
 	default:
@@ -170,6 +174,23 @@ func (f *Follower) Of(name service.Name) (list []flows.Flow, since time.Time) {
 	return list, f.Since()
 }
 
+// Silence says why nothing is heard; nil ends that.
+func (f *Follower) Silence(err error) {
+	if err == nil {
+		f.silent.Store(nil)
+	} else {
+		f.silent.Store(&err)
+	}
+}
+
+// Silent says why nothing is heard; empty while something may be.
+func (f *Follower) Silent() string {
+	if err := f.silent.Load(); err != nil {
+		return (*err).Error()
+	}
+	return ""
+}
+
 // Run works until the context ends, and then returns nil.
 func (f *Follower) Run(ctx context.Context) error {
 	if f.first(ctx) != nil {
@@ -180,6 +201,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
+		f.Silence(err)
 		f.config.Failed(err)
 		select {
 		case <-ctx.Done():
@@ -216,6 +238,7 @@ func (f *Follower) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen to connections by group %d of nfnetlink_log (does another program?): %w", group, err)
 	}
+	f.Silence(nil)
 	err = flowtable.Replace(f.config.Services, ruleset.FlowLabel, group, 0)
 	if err != nil || !f.listened { // After a failure only some time without another one means that all is heard.
 		f.config.Failed(err)
@@ -327,7 +350,7 @@ func (f *Follower) take(m nflog.Attribute) int {
 		return 0
 	}
 	if said, ok := ruleset.ParseFlowPrefix(prefix); ok && !p.icmp {
-		f.locked(func() { f.begin(flows.Start{Key: p.Key, At: at, Seen: now}, said) })
+		f.begin(flows.Start{Key: p.Key, At: at, Seen: now}, said)
 	}
 	return 0
 }
@@ -341,12 +364,14 @@ func (f *Follower) answer(p packet, at, seen time.Time) {
 }
 
 func (f *Follower) begin(s flows.Start, said ruleset.FlowPrefix) {
+	f.indexing.Lock()
 	owner, svc := f.owner(s.Key)
+	f.indexing.Unlock()
 	if svc == nil || f.config.Mode.Of(svc) == 0 {
 		return
 	}
 	s.Rate, s.Cause, s.Refused = said.Rate, string(said.Cause), said.Cause != "" && !said.Cause.Drops()
-	f.tracker.Begin(s, owner)
+	f.locked(func() { f.tracker.Begin(s, owner) })
 	select {
 	case f.wake <- struct{}{}:
 	default:

@@ -11,6 +11,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/model/flows"
 	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
 )
 
 // entries answers for connection tracking; it fails so many times.
@@ -76,5 +77,25 @@ func TestTellThinned(t *testing.T) {
 	f.mu.Unlock()
 	if !f.tellThinned() || f.tellThinned() || len(told) != 1 || told[0] != fmt.Sprint(2, service.Name("c/d"), 8) {
 		t.Errorf("told %q", told)
+	}
+}
+
+// TestNotifyDelaysNothing: a snapshot comes, and reaches the index, while somebody has the lock of the flows.
+func TestNotifyDelaysNothing(t *testing.T) {
+	f := New(Config{Observe: func(flows.Change) {}, Index: conntrack.NewIndex(conntrack.Options{})})
+	b := snapshots.NewBuilder(service.Node{Name: "node-1"})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.Notify(b.Snapshot())
+		f.update(<-f.snapshots)
+	}()
+	const hung = 10 * time.Second
+	select {
+	case <-done:
+	case <-time.After(hung):
+		t.Error("it waits for the lock of the flows")
 	}
 }

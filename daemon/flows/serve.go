@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"context"
 	"encoding/json"
 	"iter"
 	"net"
@@ -26,8 +27,13 @@ const (
 	QuerySince = "since"
 )
 
-// maxNames is how many names of Services a request may have.
-const maxNames = 100
+const (
+	// maxNames is how many names of Services a request may have.
+	maxNames = 100
+	// unread is how many answers, of some megabytes each, wait for their clients to read them at once, and readTime how
+	// long each waits.
+	unread, readTime = 8, 5 * time.Second
+)
 
 // Answer is what is served.
 type Answer struct {
@@ -36,11 +42,13 @@ type Answer struct {
 	Time  time.Time    `json:"time"`
 	Since time.Time    `json:"since"`
 	Flows []flows.Flow `json:"flows"`
+	// Error is why nothing is followed now; empty while something is.
+	Error string `json:"error,omitempty"`
 }
 
 // Handler serves the flows to clients on the node only: they say who talks to whom.
 func (f *Follower) Handler(node string) http.Handler {
-	turn := make(chan struct{}, 1)
+	answers, turn := make(chan struct{}, unread), make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !local(r) || forwarded(r) || !direct(r.Host) {
 			http.Error(w, "only for clients on the node", http.StatusForbidden)
@@ -51,21 +59,45 @@ func (f *Follower) Handler(node string) http.Handler {
 			http.Error(w, QuerySince+": want a number", http.StatusBadRequest)
 			return
 		}
-		select {
-		case turn <- struct{}{}:
-			defer func() { <-turn }()
-		case <-r.Context().Done():
+		if !enter(r.Context(), answers) {
 			return
 		}
-		list, err := f.selected(r.URL.Query(), since)
+		defer func() { <-answers }()
+		body, err := f.body(r, turn, node, since)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// A client that has gone needs no answer.
-		_ = json.NewEncoder(w).Encode(Answer{Node: node, Time: time.Now().UTC(), Since: f.Since(), Flows: list})
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		// A connection that knows no deadline, such as a test's, has no slow reader either. A client that has gone needs
+		// no answer.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(readTime))
+		_, _ = w.Write(body)
 	})
+}
+
+// enter takes a place, and says whether it got one before the client went.
+func enter(ctx context.Context, places chan<- struct{}) bool {
+	select {
+	case places <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// body makes an answer. One is made at a time, and no client that does not read delays the next one.
+func (f *Follower) body(r *http.Request, turn chan struct{}, node string, since uint64) ([]byte, error) {
+	if !enter(r.Context(), turn) {
+		return nil, context.Cause(r.Context())
+	}
+	defer func() { <-turn }()
+	list, err := f.selected(r.URL.Query(), since)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(Answer{Node: node, Time: time.Now().UTC(), Since: f.Since(), Flows: list, Error: f.Silent()})
 }
 
 // selected lists the flows of the Services that a query names, of all if it names none. A Service is known while the
@@ -77,10 +109,7 @@ func (f *Follower) selected(query url.Values, since uint64) ([]flows.Flow, error
 		return nil, err
 	}
 	all := f.List(0)
-	f.mu.Lock()
-	served := f.served
-	f.mu.Unlock()
-	if served != nil {
+	if served := f.served.Load(); served != nil {
 		if err := s.Unknown(namesOf(all, served), "what this node serves"); err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package flows
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -55,17 +56,83 @@ func TestHandlerClients(t *testing.T) {
 	}
 }
 
+// request is one of a client on the node.
+func request(t *testing.T, query string) *http.Request {
+	at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:10249"))
+	r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(at)),
+		http.MethodGet, Path+query, nil)
+	r.RemoteAddr, r.Host = "127.0.0.1:1", "localhost"
+	return r
+}
+
+// unreadable is the connection of a client that does not read.
+type unreadable struct {
+	*httptest.ResponseRecorder
+	deadline time.Time
+	while    func(deadline time.Time)
+}
+
+func (u *unreadable) SetWriteDeadline(at time.Time) error {
+	u.deadline = at
+	return nil
+}
+
+func (u *unreadable) Write(b []byte) (int, error) {
+	u.while(u.deadline)
+	return u.ResponseRecorder.Write(b)
+}
+
+// TestHandlerUnread: while clients do not read their answers, others get theirs, and each of those has a bound of time.
+func TestHandlerUnread(t *testing.T) {
+	f := New(Config{Observe: func(flows.Change) {}})
+	begin(f, 1, "shop/cart", time.Now())
+	h := f.Handler("node-1")
+	asked := 0
+	var ask func(time.Time)
+	ask = func(deadline time.Time) {
+		if asked > 0 && deadline.IsZero() {
+			t.Error("an answer is written without a deadline")
+		}
+		if asked++; asked == unread {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, request(t, ""))
+			if !strings.Contains(w.Body.String(), `"service":"shop/cart"`) {
+				t.Errorf("beside clients that do not read: %d: %s", w.Code, w.Body)
+			}
+			return
+		}
+		h.ServeHTTP(&unreadable{httptest.NewRecorder(), time.Time{}, ask}, request(t, ""))
+	}
+	ask(time.Time{})
+	if asked != unread {
+		t.Errorf("%d clients are answered at once, want %d", asked, unread)
+	}
+}
+
+// TestHandlerSilent: the answer says why nothing is followed, as long as nothing is.
+func TestHandlerSilent(t *testing.T) {
+	f := New(Config{Observe: func(flows.Change) {}})
+	const field = `"error":"the group is taken"`
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{{nil, false}, {errors.New("the group is taken"), true}, {nil, false}} {
+		f.Silence(c.err)
+		w := httptest.NewRecorder()
+		f.Handler("node-1").ServeHTTP(w, request(t, ""))
+		if strings.Contains(w.Body.String(), field) != c.want {
+			t.Errorf("%v: %s", c.err, w.Body)
+		}
+	}
+}
+
 // TestHandlerServices: a request that names Services gets their flows, and is bad if the node knows none of that name.
 func TestHandlerServices(t *testing.T) {
 	f := New(Config{Observe: func(flows.Change) {}})
 	begin(f, 1, "shop/cart", time.Now())
 	ask := func(query string) (code int, body string) {
-		at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:10249"))
-		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(at)),
-			http.MethodGet, Path+query, nil)
-		r.RemoteAddr, r.Host = "127.0.0.1:1", "localhost"
 		w := httptest.NewRecorder()
-		f.Handler("node-1").ServeHTTP(w, r)
+		f.Handler("node-1").ServeHTTP(w, request(t, query))
 		return w.Code, w.Body.String()
 	}
 	if code, body := ask("?service=shop/web"); code != http.StatusOK {
