@@ -85,7 +85,7 @@ func (f *Flows) Observe(c flows.Change) {
 	if c.Settled {
 		t.results[c.Result] += weight
 		f.busy(c.Service, weight)
-		if s := c.AnswerSeconds; s != nil {
+		if s := c.AnswerSeconds; s != nil && c.Result == flows.Answered {
 			t.answers, t.sum = t.answers+weight, t.sum+weight**s
 			for b := range t.buckets {
 				if *s <= b {
@@ -145,7 +145,7 @@ func (f *Flows) collector() *collector {
 	bytes := desc("nftproxy_flow_bytes_total", "Bytes of followed connections that have ended, times what they stand "+
 		"for: from clients and to them.", "direction")
 	answers := desc("nftproxy_flow_answer_seconds", "Time from the first packet of a followed connection to the first "+
-		"answer, times what it stands for.")
+		"answer, times what it stands for. Refusals are no answers.")
 	// What reads out may wait for a lock that a caller of Observe holds, so nothing is sent under f.mu.
 	list := func() (list []prometheus.Metric) {
 		f.mu.Lock()

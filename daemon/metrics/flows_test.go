@@ -64,3 +64,32 @@ func TestFlowsWhileGathered(t *testing.T) {
 	close(stop)
 	<-done
 }
+
+// TestFlowsRefusalsAreNoAnswers: only answers are in the histogram.
+func TestFlowsRefusalsAreNoAnswers(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	f := NewFlows(registry)
+	for result, seconds := range map[flows.Result]float64{flows.Answered: 2, flows.Refused: 0.00005} {
+		f.Observe(flows.Change{Settled: true, Flow: flows.Flow{Weight: 4, Result: result, Service: "a/b",
+			AnswerSeconds: &seconds}})
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range families {
+		if m.GetName() != "nftproxy_flow_answer_seconds" {
+			continue
+		}
+		for _, series := range m.Metric {
+			if series.Label[0].GetValue() != "a/b" {
+				continue
+			}
+			if h := series.GetHistogram(); h.GetSampleCount() != 4 || h.GetSampleSum() != 8 {
+				t.Errorf("the histogram is %v", h)
+			}
+			return
+		}
+	}
+	t.Error("no histogram")
+}
