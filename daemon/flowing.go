@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -48,6 +49,7 @@ func newFollower(c Config, o outside, registry prometheus.Registerer) *flows.Fol
 func flowTask(p *parts) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if rules := p.rules(); rules.Unlogged || rules.Unlabelled {
+			p.flowing.Silence(errors.New("the kernel cannot tell of connections (the log of the start says why)"))
 			return nil
 		}
 		return p.flowing.Run(ctx)

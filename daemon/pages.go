@@ -57,6 +57,9 @@ func (p *parts) besideTheSyncs() statuspage.Beside {
 	}
 	notes := []string{p.watcher.Retained().String(), p.server.note(), p.rewriters.Note(), p.others.Note(),
 		p.kubeProxy.Note()}
+	if p.flowing != nil && p.flowing.Silent() != "" {
+		notes = append(notes, "cannot follow connections (--nftproxy-flows): "+p.flowing.Silent())
+	}
 	b.Warnings = strings.FieldsFunc(strings.Join(notes, "\n"), func(c rune) bool { return c == '\n' })
 	return b
 }

@@ -65,9 +65,11 @@ type flowSource struct {
 	nodes []cluster.Node
 	*residents
 	// args are the flags for the nodes. all says that nodes cannot choose by them alone, so that shown has to.
-	args  []string
-	all   bool
-	shown func(*flows.Flow) bool
+	args []string
+	all  bool
+	// window is the flags for nodes that know them, which spare those what is older than is used.
+	window []string
+	shown  func(*flows.Flow) bool
 }
 
 // source connects, and finds out what is asked for.
@@ -124,6 +126,7 @@ func (s *flowSource) end(ctx context.Context, flag, text, namespace string) (map
 const (
 	flowsOff     = "off"
 	flowsTooOld  = "too-old"
+	flowsCannot  = "cannot"
 	flowsUnknown = "no-answer"
 )
 
@@ -140,27 +143,37 @@ func (s *flowSource) ask(ctx context.Context, last int, progress io.Writer, add 
 	var mu sync.Mutex
 	silent, err := cluster.Each(ctx, s.nodes, cluster.DefaultRound(progress),
 		func(ctx context.Context, n *cluster.Node) silence {
-			text, err := s.of.Ask(ctx, n, args...)
-			var a flowmap.Answer
-			if err == nil {
-				err = json.Unmarshal(text, &a)
+			a, err := s.askOne(ctx, n, slices.Concat(args, s.window)...)
+			if err != nil && strings.Contains(err.Error(), "unknown flag: --since") {
+				a, err = s.askOne(ctx, n, args...)
 			}
 			if err != nil {
 				return silenceOf(n.Name, err)
 			}
-			a.Node = n.Name
 			mu.Lock()
 			defer mu.Unlock()
-			add(&a)
+			add(a)
 			return silence{}
 		})
 	silent = slices.DeleteFunc(silent, func(s silence) bool { return s == silence{} })
 	if err == nil && len(silent) == len(s.nodes) && !slices.ContainsFunc(silent, func(s silence) bool {
 		return s.State != flowsOff
 	}) {
-		return nil, errors.New("no node follows connections: start nftproxy with --nftproxy-flows=1/16 (docs/flows.md)")
+		return nil, errors.New("no node follows connections: start nftproxy with --nftproxy-flows=1/256 (docs/flows.md)")
 	}
 	return silent, err
+}
+
+// askOne asks one node.
+func (s *flowSource) askOne(ctx context.Context, n *cluster.Node, args ...string) (*flowmap.Answer, error) {
+	text, err := s.of.Ask(ctx, n, args...)
+	if err != nil {
+		return nil, err
+	}
+	var a flowmap.Answer
+	err = json.Unmarshal(text, &a)
+	a.Node = n.Name
+	return &a, err
 }
 
 // silenceOf says what a node's error means.
@@ -168,6 +181,8 @@ func silenceOf(node string, err error) silence {
 	switch text := err.Error(); {
 	case strings.Contains(text, "follows no connections"):
 		return silence{node, flowsOff, "nftproxy follows no connections: --nftproxy-flows is off"}
+	case strings.Contains(text, "cannot follow connections"):
+		return silence{node, flowsCannot, text}
 	case strings.Contains(text, `unknown command "flows"`):
 		return silence{node, flowsTooOld, "nftproxy is older than this plugin, and has no flows"}
 	default:
@@ -222,8 +237,8 @@ func (p *plugin) newFlowsCommand() *cobra.Command {
 		Long: `flows asks each node for the connections to Services of the namespace that it has
 followed, puts them into one order, and names pods and workloads by the addresses, as far
 as you may read them. Nodes follow connections if nftproxy runs with
---nftproxy-flows=1/N. A node that tells of none is a row: its RESULT is off, too-old (its
-nftproxy has no flows) or no-answer.
+--nftproxy-flows=1/N. A node that tells of none is a row: its RESULT is off, cannot (its
+kernel or another program is in the way), too-old (its nftproxy has no flows) or no-answer.
 
   TIME      when the first packet came, by the node's clock
   NODE      the node that followed it
@@ -470,8 +485,30 @@ func sendRow(ctx context.Context, rows chan<- flowRow, r flowRow) {
 	}
 }
 
-// follow sends the flows of one node as they come.
+// last sends the last flows of a node that cannot choose them itself, and returns the Seq up to which it looked.
+func (s *flowSource) last(ctx context.Context, n *cluster.Node, last int, rows chan<- flowRow) (uint64, error) {
+	a, err := s.askOne(ctx, n, slices.Concat([]string{"flows", "-o", "json", "--last", "0"}, s.args)...)
+	if err != nil || len(a.Flows) == 0 {
+		return 0, err
+	}
+	seen := a.Flows[len(a.Flows)-1].Seq
+	list := slices.DeleteFunc(a.Flows, func(f flows.Flow) bool { return !s.shown(&f) })
+	for _, f := range list[max(0, len(list)-last):] {
+		sendRow(ctx, rows, flowRow{Node: n.Name, Flow: &f})
+	}
+	return seen, nil
+}
+
+// follow sends the flows of one node, from its last ones on, as they come.
 func (s *flowSource) follow(ctx context.Context, n *cluster.Node, last int, rows chan<- flowRow) error {
+	var seen uint64
+	if s.all && last > 0 {
+		var err error
+		if seen, err = s.last(ctx, n, last, rows); err != nil {
+			return err
+		}
+		last = 0 // so that none is missed meanwhile
+	}
 	var said bytes.Buffer
 	errs := &lineWriter{to: &said, turn: &sync.Mutex{}}
 	read, write := io.Pipe()
@@ -490,7 +527,7 @@ func (s *flowSource) follow(ctx context.Context, n *cluster.Node, last int, rows
 	var err error
 	for lines.Scan() && err == nil {
 		var f flows.Flow
-		if err = json.Unmarshal(lines.Bytes(), &f); err == nil && s.shown(&f) {
+		if err = json.Unmarshal(lines.Bytes(), &f); err == nil && f.Seq > seen && s.shown(&f) {
 			sendRow(ctx, rows, flowRow{Node: n.Name, Flow: &f})
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,7 +72,7 @@ func talk(node string, _ []string) (string, int) {
 		return flowsText(node, flowText(1, 25, "10.244.2.1", "shop/cart", "10.244.2.2:8080", "answered", 0.0005),
 			flowText(2, 5, "203.0.113.7", "shop/cart", "10.244.2.2:8080", "answered", 0.03)), 0
 	case "node-3":
-		return stderrOnly + "nftproxy follows no connections on this node: start it with --nftproxy-flows=1/16", 2
+		return stderrOnly + "nftproxy follows no connections on this node: start it with --nftproxy-flows=1/256", 2
 	}
 	return stderrOnly + `unknown command "flows" for "nftproxy"`, 2
 }
@@ -251,6 +252,49 @@ func TestFlowsFollow(t *testing.T) {
 	}
 }
 
+// TestFlowsFollowFrom: what only the plugin can choose begins with the last ones of those, and comes once.
+func TestFlowsFollowFrom(t *testing.T) {
+	f := talkingShop()
+	web := func(id int) string {
+		return flowText(id, 100-id, "10.244.1.1", "shop/cart", "10.244.2.2:8080", "answered", 0.0004)
+	}
+	other := func(id int) string {
+		return flowText(id, 100-id, "10.244.1.3", "shop/cart", "10.244.2.2:8080", "answered", 0.0004)
+	}
+	f.run = func(node string, args []string) (string, int) {
+		switch got := strings.Join(args, " "); got {
+		case "flows -o json --last 0 -n shop":
+			return flowsText(node, web(1), web(2), web(3), other(4), other(5)), 0
+		case "flows -o json --follow --last 0 -n shop " + untilStdinCloses:
+			return strings.Join([]string{web(1), web(2), web(3), other(4), other(5), other(6), web(7)}, "\n"), 0
+		default:
+			return stderrOnly + got, 2
+		}
+	}
+	stdout, _, _ := f.runPlugin(t, "flows", "-n", "shop", "--node", "node-1", "-f", "--from", "deploy/web", "--last", "2",
+		"-o", "custom-columns=SEQ:.seq", "--no-headers")
+	if got := strings.Join(strings.Fields(stdout), " "); got != "2 3 7" {
+		t.Errorf("it shows the flows %q, want 2 3 7", got)
+	}
+}
+
+// TestFlowsCannot: a node that cannot follow is silent, with its reason; it is not one without connections.
+func TestFlowsCannot(t *testing.T) {
+	f := newFakeCluster("node-1")
+	f.run = func(string, []string) (string, int) {
+		return stderrOnly + "nftproxy cannot follow connections on this node: the group is taken", 2
+	}
+	for command, says := range map[string]string{"flows": "node-1 - - - cannot", "map": "the group is taken"} {
+		stdout, stderr, code := f.runPlugin(t, command)
+		if !strings.Contains(squeezed(stdout)+stderr, says) || code != 1 {
+			t.Errorf("%s: exit status %d: %s\n%s", command, code, stderr, stdout)
+		}
+	}
+	if stdout, _, _ := f.runPlugin(t, "map", "-o", "svg"); !strings.Contains(stdout, "by 0 of 1 nodes") {
+		t.Errorf("the picture counts the node: %s", stdout)
+	}
+}
+
 // TestFlowsOff: if no node follows connections, it is said how to have it; and --follow has a bound.
 func TestFlowsOff(t *testing.T) {
 	f := newFakeCluster("node-1", "node-2")
@@ -270,11 +314,18 @@ func TestFlowsOff(t *testing.T) {
 }
 
 // TestMap: pods are grouped by workload, the numbers are those of the sample times its weight, and each -o has it.
+// Nodes send only what began within the window, but for an older one, which has no flag for that.
 func TestMap(t *testing.T) {
 	f := talkingShop()
+	var older atomic.Int32
 	f.run = func(node string, args []string) (string, int) {
-		if got := strings.Join(args, " "); got != "flows -o json --last 0 -n shop" {
+		switch got := strings.Join(args, " "); {
+		case node == "node-2" && got == "flows -o json --last 0 -n shop":
+			older.Add(1)
+		case got != "flows -o json --last 0 -n shop --since 40s":
 			t.Errorf("node %s runs %q", node, got)
+		case node == "node-2":
+			return stderrOnly + "unknown flag: --since", 2
 		}
 		return talk(node, args)
 	}
@@ -287,6 +338,9 @@ node/node-1 shop/cart:http/tcp - 0.4/s - 100% dropped - 0 4.8kB 64kB 1
 `
 	if squeezed(stdout) != want || code != 1 || !strings.Contains(stderr, "node-4: nftproxy is older") {
 		t.Errorf("exit status %d: %s\n%s", code, stderr, squeezed(stdout))
+	}
+	if n := older.Load(); n != 1 {
+		t.Errorf("the older node is asked %d times without --since", n)
 	}
 	for format, want := range map[string]string{
 		"svg":  "<title>deployment/shop/web</title>",

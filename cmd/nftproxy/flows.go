@@ -35,6 +35,7 @@ type flowsOptions struct {
 	result   string
 	follow   bool
 	last     int
+	since    time.Duration
 }
 
 func newFlowsCommand() *cobra.Command {
@@ -62,7 +63,8 @@ It needs nftproxy run with --nftproxy-flows=1/N, and finds it as status does.
 --follow shows flows as they come: when the result is known, and again when they end.
 
 -o json and -o yaml print an object with node, time (the node's), since (none of the flows
-that began after it has been forgotten) and flows; with --follow one flow after the other.
+that began after it has been forgotten), flows and, if nftproxy cannot follow any now,
+error; with --follow one flow after the other.
 A flow has seq (grows with each change), id, begin, protocol, client, service, port, way,
 address, endpoint (empty for none), result, cause, answerSeconds (null for none), ended,
 seconds, packetsFrom, bytesFrom, packetsTo, bytesTo and weight. Later versions may add
@@ -92,6 +94,7 @@ fields; they do not change these.`,
 	f.BoolVarP(&o.follow, "follow", "f", false, "go on with flows as they come")
 	const some = 100
 	f.IntVar(&o.last, "last", some, "show so many of the last changed flows; 0: all")
+	f.DurationVar(&o.since, "since", 0, "only flows that began within this `DURATION`, and open ones (default all)")
 	f.StringVar(&o.address, "address", "", "`ADDRESS:PORT` of the metrics server")
 	f.IntVar(&o.like, "like", 0, "ask the nftproxy run with this process `ID` (default 1)")
 	addUntilStdinCloses(cmd)
@@ -115,7 +118,7 @@ func (o *flowsOptions) filter(names []string) (func(*modelflows.Flow) bool, erro
 	if o.result != "" && !slices.Contains(resultWords(), o.result) {
 		return nil, unknownValue("result", o.result)
 	}
-	if err := notNegative("last", o.last); err != nil {
+	if err := cmp.Or(notNegative("last", o.last), notNegative("since", o.since)); err != nil {
 		return nil, err
 	}
 	return func(f *modelflows.Flow) bool {
@@ -169,15 +172,22 @@ func (o *flowsOptions) run(ctx context.Context, w io.Writer, source flowsSource)
 	if err != nil {
 		return err
 	}
+	if o.since > 0 {
+		from := answer.Time.Add(-o.since)
+		answer.Flows = slices.DeleteFunc(answer.Flows, func(f modelflows.Flow) bool {
+			return f.Ended && !f.Begin.After(from)
+		})
+	}
 	if o.last > 0 {
 		answer.Flows = answer.Flows[max(0, len(answer.Flows)-o.last):]
 	}
 	if !o.follow {
-		return o.print(w, answer, func(w io.Writer) error { return writeFollowed(w, answer.Flows, true) })
+		return cmp.Or(o.print(w, answer, func(w io.Writer) error { return writeFollowed(w, answer.Flows, true) }),
+			silence(answer))
 	}
 	const pause = 500 * time.Millisecond
 	for header := true; ; header = false {
-		if err := o.printFlows(w, answer.Flows, header); err != nil {
+		if err := cmp.Or(o.printFlows(w, answer.Flows, header), silence(answer)); err != nil {
 			return err
 		}
 		select {
@@ -196,6 +206,14 @@ func (o *flowsOptions) run(ctx context.Context, w io.Writer, source flowsSource)
 			return f.Result == modelflows.Waiting
 		})
 	}
+}
+
+// silence is the error of a node that follows nothing now: what it remembers may not be all.
+func silence(a daemonflows.Answer) error {
+	if a.Error == "" {
+		return nil
+	}
+	return fmt.Errorf("nftproxy cannot follow connections on this node: %s", a.Error)
 }
 
 // printFlows prints flows of many.
@@ -224,7 +242,7 @@ func askFlows(ctx context.Context, from string) (a daemonflows.Answer, err error
 	case err != nil:
 		return a, fmt.Errorf("nftproxy's answer: %w", err)
 	case response.StatusCode == http.StatusNotFound:
-		return a, errors.New("nftproxy follows no connections on this node: start it with --" + flowsFlag + "=1/16")
+		return a, errors.New("nftproxy follows no connections on this node: start it with --" + flowsFlag + "=1/256")
 	case response.StatusCode == http.StatusBadRequest:
 		return a, usageError{errors.New(string(bytes.TrimSpace(body)))}
 	case response.StatusCode != http.StatusOK:

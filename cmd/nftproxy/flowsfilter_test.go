@@ -2,11 +2,18 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	daemonflows "nftproxy/daemon/flows"
 	modelflows "nftproxy/model/flows"
+	"nftproxy/model/service"
 )
 
 // TestFlowsFilter: each flag of nftproxy flows selects by its own field.
@@ -41,7 +48,8 @@ func TestFlowsFilter(t *testing.T) {
 			t.Errorf("%+v %q: shown %v, want %v", c.o, c.names, got, c.want)
 		}
 	}
-	for _, o := range []flowsOptions{{from: "x"}, {to: "10.0.0.0/99"}, {result: "no"}, {last: -1}} {
+	for _, o := range []flowsOptions{{from: "x"}, {to: "10.0.0.0/99"}, {result: "no"}, {last: -1},
+		{since: -1}} {
 		if _, err := o.filter(nil); err == nil {
 			t.Errorf("%+v: no error", o)
 		}
@@ -64,6 +72,46 @@ func TestWriteFollowed(t *testing.T) {
 		" 16\n", "shop/cart:-/tcp", "refused unknown-port"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("lacks %q:\n%s", want, b.String())
+		}
+	}
+}
+
+// TestFlowsOfAnswer: --since leaves out what ended of what began before, and a node that follows nothing is an error,
+// after what it remembers.
+func TestFlowsOfAnswer(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	answer := daemonflows.Answer{Node: "node-1", Time: now}
+	for i, ago := range []time.Duration{time.Hour, time.Minute, time.Hour, time.Second} {
+		answer.Flows = append(answer.Flows, modelflows.Flow{Seq: uint64(i + 1), Begin: now.Add(-ago), Ended: i != 2,
+			Client: netip.MustParseAddrPort("10.1.0.5:4000"), Service: service.Name(fmt.Sprintf("shop/s%d", i+1))})
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	defer server.Close()
+	for _, c := range []struct {
+		o            flowsOptions
+		silent, want string
+	}{
+		{flowsOptions{}, "", "s1 s2 s3 s4"},
+		{flowsOptions{since: time.Minute}, "", "s3 s4"},
+		{flowsOptions{since: time.Minute, last: 1}, "", "s4"},
+		{flowsOptions{last: 1}, "the group is taken", "s4"},
+		{flowsOptions{last: 1, follow: true}, "the group is taken", "s4"},
+	} {
+		answer.Error = c.silent
+		var b bytes.Buffer
+		err := c.o.run(t.Context(), &b, flowsSource{server.URL, nil, func(*modelflows.Flow) bool { return true }})
+		if (err != nil) != (c.silent != "") || err != nil && !strings.Contains(err.Error(), c.silent) {
+			t.Errorf("%+v: %v", c.o, err)
+		}
+		var got []string
+		for _, row := range strings.Split(strings.TrimSpace(b.String()), "\n")[1:] {
+			name, _, _ := strings.Cut(strings.Fields(row)[2], ":")
+			got = append(got, strings.TrimPrefix(name, "shop/"))
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("%+v shows %s, want %s", c.o, s, c.want)
 		}
 	}
 }

@@ -78,7 +78,7 @@ type Follower struct {
 	listened  bool // once; of Run alone
 	began     time.Time
 
-	served    atomic.Pointer[service.Snapshot] // the newest, which the index may not have yet; nil before the first
+	served atomic.Pointer[service.Snapshot] // the newest, which the index may not have yet; nil before the first
 	// silent is why nothing is heard; nil while something may be.
 	silent atomic.Pointer[error]
 
