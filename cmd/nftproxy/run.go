@@ -138,7 +138,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.eject, ejectFlag, service.EjectReport.String(), "what to do about endpoints that do not "+
 		"answer: off, report, or on (leave them out) (docs/eject.md)")
 	f.StringVar(&o.flows, flowsFlag, service.FlowsOff.String(), "share of new connections that nftproxy flows shows: off "+
-		"or 1/N, such as 1/16 (docs/flows.md)")
+		"or 1/N, such as 1/256 (docs/flows.md)")
 	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking calls "+
 		"invalid (docs/migrate.md#what-the-mode-says)")
 	addCleanEstablished(f, &o.cleanEstablished)
