@@ -457,7 +457,7 @@ service a/asks created 2026-01-01T00:00:00Z
   option balance client
   option external-failover pass
   option source-ranges 203.0.113.0/24
-  option flows 1/1
+  option flows 1/64
   option tcp-established-timeout 2h
   option udp-timeouts 30s,10m
   port t tcp 80 node-port 30080
