@@ -11,7 +11,7 @@ import (
 // packet is what the beginning of a packet says.
 type packet struct {
 	flows.Key
-	// reset says that it is a TCP reset. icmp says that Key is of the packet that an ICMP error is for.
+	// reset says that it is a TCP reset, or an ABORT of SCTP. icmp says that Key is of the packet that an ICMP error is for.
 	reset, icmp bool
 }
 
@@ -23,6 +23,7 @@ const (
 	unreachable4, unreachable6, tooBig = 3, 1, 4
 	icmpHeader                         = 8
 	flagsAt, flagReset                 = 13, 4
+	chunkAt, chunkAbort                = 12, 6 // the first chunk's type; an ABORT for an INIT is the only one (RFC 9260)
 )
 
 // parse reads a packet from its network header on; ok is false if it is none that a rule of ours tells of.
@@ -45,7 +46,8 @@ func parse(b []byte) (p packet, ok bool) {
 	p.Key = flows.Key{Protocol: service.Protocol(protocol),
 		Src: netip.AddrPortFrom(src, binary.BigEndian.Uint16(rest)),
 		Dst: netip.AddrPortFrom(dst, binary.BigEndian.Uint16(rest[2:]))}
-	p.reset = p.Protocol == service.TCP && len(rest) > flagsAt && rest[flagsAt]&flagReset != 0
+	p.reset = p.Protocol == service.TCP && len(rest) > flagsAt && rest[flagsAt]&flagReset != 0 ||
+		p.Protocol == service.SCTP && len(rest) > chunkAt && rest[chunkAt] == chunkAbort
 	return p, p.Protocol == service.TCP || p.Protocol == service.UDP || p.Protocol == service.SCTP
 }
 

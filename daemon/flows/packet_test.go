@@ -22,11 +22,12 @@ func bytesOf(t *testing.T, text string) []byte {
 
 // The headers of packets from 10.0.0.1 port 1024 to 10.96.0.1 port 80, and the same in IPv6.
 const (
-	v4  = "45000028 00004000 40060000 0a000001 0a600001"
-	udp = "45000028 00004000 40110000 0a000001 0a600001"
-	v6  = "60000000 00140640 fd000000000000000000000000000001 fd000000000000000000000000000002"
-	tcp = "0400 0050 00000000 00000000 5002 0000 0000 0000"
-	rst = "0400 0050 00000000 00000000 5014 0000 0000 0000"
+	v4   = "45000028 00004000 40060000 0a000001 0a600001"
+	udp  = "45000028 00004000 40110000 0a000001 0a600001"
+	v6   = "60000000 00140640 fd000000000000000000000000000001 fd000000000000000000000000000002"
+	tcp  = "0400 0050 00000000 00000000 5002 0000 0000 0000"
+	sctp = "45000028 00004000 40840000 0a000001 0a600001" + "0400 0050 00000000 00000000"
+	rst  = "0400 0050 00000000 00000000 5014 0000 0000 0000"
 )
 
 func TestParse(t *testing.T) {
@@ -36,6 +37,8 @@ func TestParse(t *testing.T) {
 		Dst: netip.MustParseAddrPort("[fd00::2]:80")}
 	u4 := k4
 	u4.Protocol = service.UDP
+	s4 := k4
+	s4.Protocol = service.SCTP
 	icmp4 := "45000038 00000000 40010000 0a600001 0a000001 0303 0000 00000000"
 	for _, c := range []struct {
 		name, packet string
@@ -47,6 +50,9 @@ func TestParse(t *testing.T) {
 		{"IPv6", v6 + tcp, packet{Key: k6}, true},
 		{"a hop-by-hop header", strings.Replace(v6, "0640", "0040", 1) + "0600000000000000" + tcp, packet{Key: k6}, true},
 		{"UDP", udp + "0400 0050 0008 0000", packet{Key: u4}, true},
+		{"an INIT of SCTP", sctp + "0100 0014", packet{Key: s4}, true},
+		{"an ABORT of SCTP", sctp + "0601 0004", packet{Key: s4, reset: true}, true},
+		{"SCTP without a chunk", sctp, packet{Key: s4}, true},
 		{"port unreachable", icmp4 + udp + "0400 0050 0008 0000", packet{Key: u4, icmp: true}, true},
 		{"too big", strings.Replace(icmp4, "0303", "0304", 1) + udp + "0400 0050 0008 0000", packet{}, false},
 		{"an ICMP error with too little", icmp4 + udp[:20], packet{}, false},
