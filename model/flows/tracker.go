@@ -23,6 +23,8 @@ const (
 	every = 8 * time.Second
 	// least is the least time from one question to the next, but for the first packet's.
 	least = 500 * time.Millisecond
+	// longest is the most time from one repeated packet to the next (Linux, TCP_RTO_MAX).
+	longest = 2 * time.Minute
 	// mostEarly bounds the answers that are known before their connection's entry.
 	mostEarly = 4096
 	// calm is how long there has to be room before more of a Service is remembered again, and pause the least time from
@@ -42,9 +44,9 @@ type Tracker struct {
 	open  map[Key]*open
 	reply map[Key]*open
 	due   queue
-	early map[Key]Answer
+	early map[Key]early
 	order []Key // of early, oldest first
-	// refused has the refusals in early by the client alone.
+	// refused has the refusals in early that no connection has, by the client alone.
 	refused map[Key]Answer
 	loads   map[service.Name]*load
 	// thinned is when a Service was thinned last.
@@ -91,12 +93,18 @@ type open struct {
 	level int
 }
 
+// early is an answer that came before its connection's entry was known. taken says that a connection has it since.
+type early struct {
+	Answer
+	taken bool
+}
+
 // New makes a Tracker that remembers that many open connections at most, and as many ended ones. seed decides which
 // ones stay when there are too many. tell is called for each change that settles or ends a flow, and
 // less when one of so many connections of a Service is remembered from now on.
 func New(most int, seed uint64, tell func(Change), less func(name service.Name, of int)) *Tracker {
 	return &Tracker{most: most, seed: seed, tell: tell, less: less, open: map[Key]*open{}, reply: map[Key]*open{},
-		early: map[Key]Answer{}, refused: map[Key]Answer{}, loads: map[service.Name]*load{}}
+		early: map[Key]early{}, refused: map[Key]Answer{}, loads: map[service.Name]*load{}}
 }
 
 // Counts returns the totals so far.
@@ -111,7 +119,7 @@ func (t *Tracker) Begin(s Start, to Owner) {
 	if o := t.open[s.Key]; o != nil {
 		if !o.found && o.Cause == s.Cause && o.Result != Answered {
 			o.last = s.Seen
-			t.plan(o, s.Seen.Add(soon))
+			t.plan(o, o.first())
 			return
 		}
 		t.end(o, s.Seen)
@@ -136,16 +144,23 @@ func (t *Tracker) Begin(s Start, to Owner) {
 			o.Result = Refused
 		}
 		t.settle(o)
-		t.plan(o, s.Seen.Add(o.quiet(s.Seen)))
-		return
+	} else {
+		t.change(o)
 	}
-	t.change(o)
-	t.plan(o, s.Seen.Add(soon))
+	t.plan(o, o.first())
 }
 
-// quiet is how long after the last packet of a dropped connection its client has given up: clients double their pauses.
-func (o *open) quiet(now time.Time) time.Duration {
-	return 4*time.Second + 2*now.Sub(o.seen)
+// first is when a connection is due after a first packet. What the rules refuse or drop has no entry to ask for.
+func (o *open) first() time.Time {
+	if o.Cause != "" {
+		return o.given()
+	}
+	return o.last.Add(soon)
+}
+
+// given is when the client of a dropped connection has given up: clients double their pauses.
+func (o *open) given() time.Time {
+	return o.last.Add(4*time.Second + min(longest, 2*o.last.Sub(o.seen)))
 }
 
 // room makes room for a connection; nil if it is not to be remembered.
@@ -232,7 +247,7 @@ func (t *Tracker) Answer(a Answer) {
 		return
 	}
 	first, known := t.early[a.Reply]
-	if known && a.Seen.Sub(first.Seen) <= Patience {
+	if known && !first.taken && a.Seen.Sub(first.Seen) <= Patience {
 		return
 	}
 	if !known && len(t.order) == mostEarly {
@@ -245,8 +260,16 @@ func (t *Tracker) Answer(a Answer) {
 	if !known {
 		t.order = append(t.order, a.Reply)
 	}
-	if t.early[a.Reply] = a; a.Refused {
+	if t.early[a.Reply] = (early{Answer: a}); a.Refused {
 		t.refused[clientOf(a.Reply)] = a
+	}
+}
+
+// taken is for an answer of early that a connection has: the next one with the same addresses is another connection's.
+func (t *Tracker) taken(a Answer) {
+	t.early[a.Reply] = early{Answer: a, taken: true}
+	if c := clientOf(a.Reply); t.refused[c].Reply == a.Reply {
+		delete(t.refused, c)
 	}
 }
 
@@ -316,6 +339,7 @@ func (t *Tracker) Found(now time.Time, k Key, e *Entry) {
 func (t *Tracker) missing(o *open, now time.Time) {
 	if a, ok := t.refused[Key{Protocol: o.key.Protocol, Dst: o.key.Src}]; ok && o.Result == Waiting &&
 		!a.Seen.Before(o.seen) {
+		t.taken(a)
 		o.Endpoint = a.Reply.Src
 		t.answered(o, a)
 		t.end(o, a.Seen)
@@ -329,7 +353,7 @@ func (t *Tracker) missing(o *open, now time.Time) {
 		o.Result = Dropped
 		t.settle(o)
 	}
-	if gone := o.last.Add(o.quiet(o.last)); gone.After(now) {
+	if gone := o.given(); gone.After(now) {
 		t.plan(o, gone)
 		return
 	}
@@ -352,8 +376,9 @@ func (t *Tracker) look(o *open, now time.Time, e *Entry) {
 		if o.Result == Dropped { // A repeated packet has passed.
 			o.Result = Waiting
 		}
-		if a, early := t.early[o.replyKey]; early {
-			t.answered(o, a)
+		if a, ok := t.early[o.replyKey]; ok && !a.taken {
+			t.taken(a.Answer)
+			t.answered(o, a.Answer)
 		}
 	}
 	if e.PacketsFrom+e.PacketsTo != o.PacketsFrom+o.PacketsTo {

@@ -200,35 +200,73 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestRepeated: first packets that a client repeats since they are dropped are one flow; one with the same ports after
-// the end of the first connection is another.
+// TestRepeated: first packets that a client repeats since they are dropped, by the rules or by others, are one flow; one
+// with the same ports after the end of the first connection is another.
 func TestRepeated(t *testing.T) {
-	w := newWorld(1, 100)
-	var c *conn
-	for c == nil || !c.dropped {
-		w = newWorld(w.rng.Uint64(), 100)
-		c = w.begin("default/web")
-	}
-	for _, pause := range []time.Duration{1, 2, 4, 8} {
-		for range pause {
+	for _, cause := range []string{"", "outside-source-ranges"} {
+		w := newWorld(1, 100)
+		c := w.draw("default/web")
+		c.answered(0, 0)
+		c.dropped, c.want, c.Cause = true, flows.Dropped, cause
+		w.add(c)
+		for _, pause := range []time.Duration{1, 2, 4, 8, 16} {
+			for range pause {
+				w.step(time.Second)
+			}
+			w.again(c)
+		}
+		for range 5 {
+			w.step(100 * time.Millisecond)
+		}
+		if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Dropped || list[0].Cause != cause ||
+			list[0].Ended {
+			t.Errorf("%q: a repeated packet: %+v", cause, list)
+		}
+		for range 200 {
 			w.step(time.Second)
 		}
-		again := c.Start
-		again.At, again.Seen = w.now, w.now
-		w.tracker.Begin(again, c.to)
+		w.again(c)
+		if list := w.tracker.List(0); len(list) != 2 || !list[0].Ended || list[0].Seconds != 31 {
+			t.Errorf("%q: a new connection: %+v", cause, list)
+		}
 	}
-	w.step(100 * time.Millisecond)
-	if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Dropped {
-		t.Errorf("a repeated packet: %+v", list)
-	}
-	for range 100 {
-		w.step(time.Second)
-	}
+}
+
+// again has another first packet come with the addresses of a connection.
+func (w *world) again(c *conn) {
 	again := c.Start
 	again.At, again.Seen = w.now, w.now
 	w.tracker.Begin(again, c.to)
-	if list := w.tracker.List(0); len(list) != 2 || !list[0].Ended {
-		t.Errorf("a new connection: %+v", list)
+}
+
+// TestSamePort: a client that connects from the same port each second is told of once for each connection, with the
+// result and the time to the answer that it had.
+func TestSamePort(t *testing.T) {
+	const times = 4
+	for want, reset := range map[flows.Result]bool{flows.Answered: false, flows.Refused: true} {
+		w := newWorld(1, 100)
+		c := w.draw("default/web")
+		for i := range times {
+			c.answered(time.Duration(i+1)*time.Millisecond, 500*time.Millisecond)
+			c.reset, c.want, c.id = reset, want, uint32(i)
+			c.At, c.Seen = w.now, w.now
+			w.add(c)
+			for range 10 {
+				w.step(100 * time.Millisecond)
+			}
+		}
+		for range 30 {
+			w.step(time.Second)
+		}
+		list := w.tracker.List(0)
+		if len(list) != times {
+			t.Errorf("%s: %d flows: %+v", want, len(list), list)
+		}
+		for i, f := range list {
+			if f.Result != want || f.AnswerSeconds == nil || *f.AnswerSeconds != float64(i+1)/1000 {
+				t.Errorf("%s: %+v", want, f)
+			}
+		}
 	}
 }
 
