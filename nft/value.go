@@ -42,7 +42,7 @@ const (
 	OrigSaddr
 	OrigDaddr
 	OrigDport
-	// Sport is only hashed (DNAT.Hash); no set has it.
+	// Sport is only hashed (DNAT.Hash, Sample); no set has it.
 	Sport
 )
 

@@ -188,13 +188,16 @@ func (r *recogniser) load(name string, data nfnetlink.Attributes) bool {
 	return ok
 }
 
-// loadHash reads the hash of a client's address, or of that and its port.
+// loadHash reads the hash of a client's address, or of that and its port, or of all that a sample is by.
 func (r *recogniser) loadHash(data nfnetlink.Attributes) bool {
 	var x expr.Hash
 	ok := r.decodeExpression(data, &x)
 	r.mod, r.hashed = x.Modulus, 1
 	if len(r.loaded) > 0 && r.loaded[len(r.loaded)-1] == nft.Sport {
 		r.hashed = 2
+	}
+	if slices.Equal(r.loaded, nft.Sample{}.Hash()) {
+		r.hashed = len(r.loaded)
 	}
 	return ok && len(r.loaded) >= r.hashed
 }
@@ -286,7 +289,7 @@ func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 		return ok && r.addStatement(nft.MatchLabel{Bit: bit})
 	case r.status:
 		return r.addStatement(nft.MatchDNATed{})
-	case r.mod != 0 && len(r.loaded) == 0:
+	case r.mod != 0 && r.hashed > 0 && r.hashed == len(r.loaded):
 		return r.addStatement(nft.Sample{Of: r.mod})
 	case len(r.loaded) != 1:
 		return false

@@ -84,7 +84,9 @@ func TestReadRecognises(t *testing.T) {
 				{`dnat to 10.0.0.1-10.0.0.9`, ""}, {`dnat to 10.0.0.1 persistent`, ""}, {`ip protocol 6 drop`, ""},
 				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""},
 				{`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
-				{`numgen random mod 2 0 drop`, "numgen random mod 2 0"},
+				{`numgen random mod 2 0 drop`, ""},
+				{nft.Sample{Of: 2}.Text(f) + ` drop`, nft.Sample{Of: 2}.Text(f)},
+				{`jhash ip saddr . th sport . ip daddr . th dport mod 2 seed 0x1 0 drop`, ""},
 				{`log prefix "a" group 7 drop`, ""}, {`log group 7 snaplen 64 drop`, ""},
 				{`jhash ip saddr mod 2 0 drop`, ""}, {`symhash mod 2 0 drop`, ""},
 			}

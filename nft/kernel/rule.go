@@ -124,7 +124,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 	case nft.DNATTo:
 		return natToExpressions(expr.NAT{Type: expr.NATTypeDestNAT}, s.Addr, family)
 	case nft.Sample:
-		return []expr.Any{indexExpression(s.Of, 0), compareExpression(false, nfnetlink.HostOrder(0))}, nil
+		hash := hashExpressions(s.Hash(), expr.Hash{Modulus: s.Of, Seed: nft.SampleSeed}, family, 0, wordsOfOne)
+		return append(hash, compareExpression(false, nfnetlink.HostOrder(0))), nil
 	case nft.Log:
 		return []expr.Any{&expr.Log{Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN,
 			Data: []byte(s.Prefix), Group: s.Group, Snaplen: s.Bytes}}, nil
@@ -251,7 +252,8 @@ func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
 	exprs := loadFields(s.Key, family, 0)
 	switch word := s.Key.Len(family) / 4; {
 	case s.Mod > 0 && len(s.Hash) > 0:
-		exprs = append(exprs, hashExpressions(s, family, word)...)
+		hash := expr.Hash{Modulus: s.Mod, Seed: nft.HashSeed}
+		exprs = append(exprs, hashExpressions(s.Hash, hash, family, word, word+1+wordsOfOne)...)
 	case s.Mod > 0:
 		exprs = append(exprs, indexExpression(s.Mod, word))
 	}
@@ -272,14 +274,12 @@ func natToExpressions(nat expr.NAT, to netip.Addr, family nft.Family) ([]expr.An
 	return []expr.Any{&expr.Immediate{Register: register(0), Data: to.AsSlice()}, &nat}, nil
 }
 
-// hashExpressions put the hash of the fields into the register of the word. nft loads the fields a whole 128-bit
-// register behind it.
-func hashExpressions(s nft.DNAT, family nft.Family, word int) []expr.Any {
-	from := word + 1 + wordsOfOne
-	return append(loadFields(s.Hash, family, from), &expr.Hash{
-		SourceRegister: register(from), DestRegister: register(word), Length: uint32(s.Hash.Len(family)),
-		Modulus: s.Mod, Seed: nft.HashSeed, Type: expr.HashTypeJenkins,
-	})
+// hashExpressions put the hash of the fields into the register of the word. They load the fields from another one on:
+// nft leaves a whole 128-bit register.
+func hashExpressions(fields nft.Fields, hash expr.Hash, family nft.Family, word, from int) []expr.Any {
+	hash.SourceRegister, hash.DestRegister = register(from), register(word)
+	hash.Length, hash.Type = uint32(fields.Len(family)), expr.HashTypeJenkins
+	return append(loadFields(fields, family, from), &hash)
 }
 
 // wordsOfOne is how many 32-bit words nft uses for a single field: a whole 128-bit

@@ -47,7 +47,7 @@ func (c *Conn) TryLabels() error {
 }
 
 // TryFlows returns an error if rules cannot tell a program of a sample of connections. Kernels without
-// CONFIG_NF_CONNTRACK_LABELS or CONFIG_NETFILTER_NETLINK_LOG cannot. The
+// CONFIG_NF_CONNTRACK_LABELS, CONFIG_NFT_HASH or CONFIG_NETFILTER_NETLINK_LOG cannot. The
 // error of a kernel that has not told matches ErrUndecided.
 func (c *Conn) TryFlows() error {
 	rule := nft.Rule{nft.Sample{Of: 2}, nft.SetLabel{}, nft.Limit{PerSecond: 1, Burst: 1},
