@@ -126,6 +126,15 @@ func (f Files) BeLiberal() bool {
 	return err == nil && strings.TrimSpace(string(text)) != "0"
 }
 
+// TCPTimeout is the time-out of TCP connections in a state, such as time_wait; usual if the kernel does not say.
+func (f Files) TCPTimeout(state string, usual time.Duration) time.Duration {
+	text, err := os.ReadFile(f.setting("nf_conntrack_tcp_timeout_" + state))
+	if n, wrong := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32); err == nil && wrong == nil {
+		return time.Duration(n) * time.Second
+	}
+	return usual
+}
+
 // Setting is one of the kernel's settings: its current value and the wanted one.
 type Setting struct {
 	// Name is the name for sysctl(8), such as net.netfilter.nf_conntrack_max.

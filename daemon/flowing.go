@@ -23,6 +23,7 @@ func newFollower(c Config, o outside, registry prometheus.Registerer) *flows.Fol
 	observed := metrics.NewFlows(registry)
 	f := flows.New(flows.Config{
 		Table: o.asked, Services: c.Rules.Table, Mode: c.Rules.Flows,
+		Files: c.SysctlFiles,
 		Index: conntrack.NewIndex(conntrack.Options{NodePortAddresses: c.Rules.NodePortAddresses,
 			Pod: c.Rules.Pod}),
 		Observe: observed.Observe,

@@ -44,6 +44,8 @@ type Config struct {
 	Mode service.Flows
 	// Index says which Service has an address and port. Nobody else uses it.
 	Index *conntrack.Index
+	// Files are the kernel's settings, of which the time-outs of ended connections are read.
+	Files conntrack.Files
 	// Observe is called when a result is known, and when a connection ends, by several goroutines. It must not wait.
 	Observe func(flows.Change)
 	// Thinned is called at most once a minute: since the last call, fewer connections of so many Services are remembered,
@@ -77,6 +79,8 @@ type Follower struct {
 	lost      atomic.Uint64
 	listened  bool // once; of Run alone
 	began     time.Time
+	// timeWait and closed are the kernel's time-outs of connections that have ended.
+	timeWait, closed time.Duration
 
 	served atomic.Pointer[service.Snapshot] // the newest, which the index may not have yet; nil before the first
 	// silent is why nothing is heard; nil while something may be.
@@ -283,6 +287,7 @@ func (f *Follower) work(ctx context.Context, table *keeper) error {
 	defer tell.Stop()
 	var told time.Time // of Thinned
 	var failed error   // the last one since Failed was told
+	f.readTimeouts()
 	for {
 		select {
 		case <-ctx.Done():
@@ -296,6 +301,7 @@ func (f *Follower) work(ctx context.Context, table *keeper) error {
 		case <-tell.C:
 			f.config.Failed(failed)
 			failed = nil
+			f.readTimeouts()
 			if time.Since(told) >= thinnedPause && f.tellThinned() {
 				told = time.Now()
 			}
@@ -419,28 +425,35 @@ func (f *Follower) ask(ctx context.Context) error {
 		}
 		var e *flows.Entry
 		if ok {
-			e = entry(&found)
+			e = f.entry(&found)
 		}
 		f.locked(func() { f.tracker.Found(time.Now(), k, e) })
 	}
 	return nil
 }
 
-// The time-outs of connections that have ended (Linux, tcp_timeouts of nf_conntrack_proto_tcp.c).
+// The time-outs of connections that have ended, where the kernel does not say (Linux, tcp_timeouts of
+// nf_conntrack_proto_tcp.c).
 const (
 	timeWait = 2 * time.Minute
 	closed   = 10 * time.Second
 )
 
-func entry(f *conntrack.Flow) *flows.Entry {
-	e := &flows.Entry{ID: f.ID, Endpoint: f.Reply.Src, Replied: f.Status&conntrack.SeenReply != 0,
-		Timeout: f.Timeout, PacketsFrom: f.Sent.Packets, BytesFrom: f.Sent.Bytes,
-		PacketsTo: f.Received.Packets, BytesTo: f.Received.Bytes}
-	switch f.TCPState {
+// readTimeouts reads the time-outs of connections that have ended.
+func (f *Follower) readTimeouts() {
+	f.timeWait = f.config.Files.TCPTimeout("time_wait", timeWait)
+	f.closed = f.config.Files.TCPTimeout("close", closed)
+}
+
+func (f *Follower) entry(c *conntrack.Flow) *flows.Entry {
+	e := &flows.Entry{ID: c.ID, Endpoint: c.Reply.Src, Replied: c.Status&conntrack.SeenReply != 0,
+		Timeout: c.Timeout, PacketsFrom: c.Sent.Packets, BytesFrom: c.Sent.Bytes,
+		PacketsTo: c.Received.Packets, BytesTo: c.Received.Bytes}
+	switch c.TCPState {
 	case conntrack.TCPTimeWait:
-		e.Closing = max(timeWait, f.Timeout)
+		e.Closing = max(f.timeWait, c.Timeout)
 	case conntrack.TCPClosed:
-		e.Closing = max(closed, f.Timeout)
+		e.Closing = max(f.closed, c.Timeout)
 	}
 	return e
 }

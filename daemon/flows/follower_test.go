@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -61,6 +63,22 @@ func TestAskFails(t *testing.T) {
 	}
 	if failed != 3 || finished != n || table.asked != n+failed {
 		t.Errorf("%d failures, %d of %d finished, %d questions", failed, finished, n, table.asked)
+	}
+}
+
+// TestEntry: how long ago a connection ended is by the kernel's settings, or by its defaults.
+func TestEntry(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "nf_conntrack_tcp_timeout_time_wait"), []byte("30\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := New(Config{Files: conntrack.Files{Settings: dir}})
+	f.readTimeouts()
+	for state, want := range map[conntrack.TCPState]time.Duration{conntrack.TCPTimeWait: 30 * time.Second,
+		conntrack.TCPClosed: 10 * time.Second} {
+		if e := f.entry(&conntrack.Flow{TCPState: state, Timeout: 8 * time.Second}); e.Closing != want {
+			t.Errorf("state %d: %+v, want %v", state, e, want)
+		}
 	}
 }
 

@@ -113,7 +113,7 @@ type Entry struct {
 	Endpoint netip.AddrPort
 	// Replied says that packets went in both directions.
 	Replied bool
-	// Closing is the time-out that an ended TCP connection's entry began with; 0 if it has not ended.
+	// Closing is the time-out, as far as is known, that an ended TCP connection's entry began with; 0 if it has not ended.
 	Closing time.Duration
 	// Timeout is the time until the kernel drops the entry, in whole seconds.
 	Timeout                                    time.Duration

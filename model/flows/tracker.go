@@ -84,11 +84,12 @@ type open struct {
 	timed bool
 	// replied is when the entry first said that there is an answer, while the message about it had not come.
 	replied time.Time
-	// lasting is the longest time-out of the entry so far, and last when packets came last, if it was dropped.
-	lasting time.Duration
-	last    time.Time
-	at      time.Time
-	place   int // in the queue
+	// lasting is the longest time-out of the entry since its state changed. last is when packets had come last, and
+	// before the look before that. looked is when the entry was looked at last.
+	lasting              time.Duration
+	last, before, looked time.Time
+	at                   time.Time
+	place                int // in the queue
 	// level is that of its Service which Weight has.
 	level int
 }
@@ -129,7 +130,7 @@ func (t *Tracker) Begin(s Start, to Owner) {
 		return
 	}
 	t.seq++
-	o := &open{key: s.Key, seen: s.Seen, last: s.Seen, place: -1, level: l.level, Flow: Flow{
+	o := &open{key: s.Key, seen: s.Seen, last: s.Seen, before: s.Seen, looked: s.Seen, place: -1, level: l.level, Flow: Flow{
 		ID: t.seq, Begin: s.At, Protocol: s.Protocol.String(),
 		Client: s.Src, Service: to.Service, Port: to.Port, Way: to.Way, Address: s.Dst, Result: Waiting, Cause: s.Cause,
 		Weight: s.Rate << l.level}}
@@ -382,8 +383,13 @@ func (t *Tracker) look(o *open, now time.Time, e *Entry) {
 		}
 	}
 	if e.PacketsFrom+e.PacketsTo != o.PacketsFrom+o.PacketsTo {
-		o.last = now
+		// A packet that leaves the state has the time-out begin again, so now it is no shorter than by what has passed.
+		if e.Timeout < o.lasting-now.Sub(o.looked)-time.Second {
+			o.lasting = e.Timeout
+		}
+		o.last, o.before = now, o.looked
 	}
+	o.looked = now
 	o.PacketsFrom, o.BytesFrom, o.PacketsTo, o.BytesTo = e.PacketsFrom, e.BytesFrom, e.PacketsTo, e.BytesTo
 	o.lasting = max(o.lasting, e.Timeout)
 	if o.Result == Waiting && e.Replied && o.replied.IsZero() {
@@ -394,9 +400,9 @@ func (t *Tracker) look(o *open, now time.Time, e *Entry) {
 	t.judge(o, now, e)
 	switch {
 	case e.Closing > 0:
-		t.end(o, now.Add(min(0, e.Timeout-e.Closing)))
+		t.end(o, o.ending(now.Add(min(0, e.Timeout-e.Closing))))
 	case e.Timeout <= time.Second:
-		t.end(o, now.Add(e.Timeout-o.lasting))
+		t.end(o, o.ending(now.Add(e.Timeout-o.lasting)))
 	default:
 		next := now.Add(max(least, min(every, e.Timeout-time.Second)))
 		if patient := o.seen.Add(Patience); o.Result == Waiting && patient.After(now) {
@@ -404,6 +410,14 @@ func (t *Tracker) look(o *open, now time.Time, e *Entry) {
 		}
 		t.plan(o, next)
 	}
+}
+
+// ending is when a connection has ended that by its entry's time-out has at a moment: no earlier than its last packet.
+func (o *open) ending(at time.Time) time.Time {
+	if at.Before(o.before) {
+		return o.before
+	}
+	return at
 }
 
 // judge settles the result by the entry, where no packet has told it.

@@ -270,6 +270,50 @@ func TestSamePort(t *testing.T) {
 	}
 }
 
+// TestEnding: how long a connection lasted is right within a second where its entry's time-outs say when it ended, and
+// never ends before its last packets, whatever time-outs the kernel has.
+func TestEnding(t *testing.T) {
+	const lasts = 40 * time.Second // packets each second, and then none
+	for name, c := range map[string]struct {
+		entry func(since time.Duration) *flows.Entry // since the last packet
+		early time.Duration
+	}{
+		"a short time_wait": {func(since time.Duration) *flows.Entry {
+			return &flows.Entry{Closing: 2 * time.Minute, Timeout: 30*time.Second - since}
+		}, 9 * time.Second},
+		"a state with a shorter time-out": {func(since time.Duration) *flows.Entry {
+			return &flows.Entry{Timeout: 300*time.Second - since}
+		}, 9 * time.Second},
+		"a stream of UDP": {func(since time.Duration) *flows.Entry {
+			return &flows.Entry{Timeout: 120*time.Second - since}
+		}, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(1, 100)
+			k := w.draw("default/web").Key
+			start := w.now
+			w.tracker = flows.New(100, 1, func(flows.Change) {}, func(service.Name, int) {})
+			w.tracker.Begin(flows.Start{Key: k, At: start, Seen: start, Rate: 1}, flows.Owner{Service: "default/web"})
+			for !w.tracker.Next().IsZero() {
+				w.now = w.tracker.Next()
+				age := w.now.Sub(start)
+				e := &flows.Entry{Timeout: 5 * 24 * time.Hour}
+				if name == "a stream of UDP" || age >= lasts {
+					e = c.entry((age - min(age, lasts).Truncate(time.Second)).Truncate(time.Second))
+				}
+				e.Replied, e.PacketsFrom = true, uint64(min(age, lasts)/time.Second)
+				for _, k := range w.tracker.Due(w.now, 1) {
+					w.tracker.Found(w.now, k, e)
+				}
+			}
+			got := time.Duration(w.tracker.List(0)[0].Seconds * float64(time.Second))
+			if got < lasts-c.early || got > lasts+9*time.Second {
+				t.Errorf("it lasted %v, want %v", got, lasts)
+			}
+		})
+	}
+}
+
 // TestCrowd: a Service with far more connections than can be remembered is thinned; what stays stands for all of its
 // connections, within a tenth, and no connection of another Service is lost.
 func TestCrowd(t *testing.T) {
