@@ -51,11 +51,8 @@ type Tracker struct {
 	loads   map[service.Name]*load
 	// thinned is when a Service was thinned last.
 	thinned time.Time
-	ended   []Flow // a ring whose oldest is at next, once it is full
-	next    int
-	// since is when the last one ended that ended no longer has.
-	since  time.Time
-	counts Counts
+	ended   ended
+	counts  Counts
 }
 
 // Counts are totals of a Tracker.
@@ -105,7 +102,7 @@ type early struct {
 // less when one of so many connections of a Service is remembered from now on.
 func New(most int, seed uint64, tell func(Change), less func(name service.Name, of int)) *Tracker {
 	return &Tracker{most: most, seed: seed, tell: tell, less: less, open: map[Key]*open{}, reply: map[Key]*open{},
-		early: map[Key]early{}, refused: map[Key]Answer{}, loads: map[service.Name]*load{}}
+		early: map[Key]early{}, refused: map[Key]Answer{}, loads: map[service.Name]*load{}, ended: newEnded(most)}
 }
 
 // Counts returns the totals so far.
@@ -130,10 +127,10 @@ func (t *Tracker) Begin(s Start, to Owner) {
 		return
 	}
 	t.seq++
-	o := &open{key: s.Key, seen: s.Seen, last: s.Seen, before: s.Seen, looked: s.Seen, place: -1, level: l.level, Flow: Flow{
-		ID: t.seq, Begin: s.At, Protocol: s.Protocol.String(),
+	o := &open{key: s.Key, seen: s.Seen, last: s.Seen, before: s.Seen, looked: s.Seen, place: -1, level: l.level}
+	o.Flow = Flow{ID: t.seq, Begin: s.At, Protocol: s.Protocol.String(),
 		Client: s.Src, Service: to.Service, Port: to.Port, Way: to.Way, Address: s.Dst, Result: Waiting, Cause: s.Cause,
-		Weight: s.Rate << l.level}}
+		Weight: s.Rate << l.level}
 	if o.timed = !s.At.IsZero(); !o.timed {
 		o.Begin = s.Seen
 	}
@@ -208,37 +205,64 @@ func (t *Tracker) in(k Key, level int) bool {
 	return (x^x>>32)&(1<<level-1) == 0
 }
 
-// thin halves what is remembered of the Service that has most, so that others keep theirs. Those that stay stand for
-// those that go.
+// thin halves what is remembered of the busy Services of the namespace that has most, so that others keep theirs. Those
+// that stay stand for those that go.
 func (t *Tracker) thin(now time.Time) {
 	if now.Sub(t.thinned) < pause {
 		return
 	}
 	t.thinned = now
-	var most *load
-	var name service.Name
-	for n, l := range t.loads {
-		if l.open == 0 && now.Sub(l.raised) > calm {
-			delete(t.loads, n)
-		} else if most == nil || l.open > most.open || l.open == most.open && n < name {
-			most, name = l, n
+	for before := len(t.open); len(t.open) == before; {
+		busy := t.busy(now)
+		if len(busy) == 0 { // All levels are at their end.
+			return
 		}
-	}
-	for before := most.open; most.open == before && most.level < mostLevel; {
-		most.level, most.raised = most.level+1, now
+		for name, l := range busy {
+			l.level, l.raised = l.level+1, now
+			t.less(name, 1<<l.level)
+		}
 		for _, o := range t.open {
-			if o.Service != name {
+			l := busy[o.Service]
+			if l == nil {
 				continue
 			}
-			if !t.in(o.key, most.level) {
+			if !t.in(o.key, l.level) {
 				t.counts.Thinned++
 				t.forget(o)
-			} else if o.level < most.level { // It may be from a time when the level was this one.
-				o.Weight, o.level = o.Weight*2, most.level
+			} else if o.level < l.level { // It may be from a time when the level was this one.
+				o.Weight, o.level = o.Weight*2, l.level
 			}
 		}
 	}
-	t.less(name, 1<<most.level)
+}
+
+// busy returns the Services of the namespace with most open connections that have at least half as many as its Services
+// have on average: together these have half of the namespace's at least, however it divides them.
+func (t *Tracker) busy(now time.Time) map[service.Name]*load {
+	type total struct{ open, services int }
+	totals := map[string]total{}
+	for name, l := range t.loads {
+		switch space, _ := name.Split(); {
+		case l.open == 0 && now.Sub(l.raised) > calm:
+			delete(t.loads, name)
+		case l.open > 0 && l.level < mostLevel:
+			totals[space] = total{totals[space].open + l.open, totals[space].services + 1}
+		}
+	}
+	most := ""
+	for space, n := range totals {
+		if n.open > totals[most].open || n.open == totals[most].open && space < most {
+			most = space
+		}
+	}
+	list := map[service.Name]*load{}
+	for name, l := range t.loads {
+		space, _ := name.Split()
+		if n := totals[space]; space == most && l.level < mostLevel && l.open > 0 && 2*l.open*n.services >= n.open {
+			list[name] = l
+		}
+	}
+	return list
 }
 
 // Answer takes the first packet of an answer.
@@ -464,15 +488,7 @@ func (t *Tracker) end(o *open, at time.Time) {
 	}
 	o.Ended, o.settled, o.Seconds = true, true, max(0, at.Sub(o.seen).Seconds())
 	t.change(o)
-	if len(t.ended) < t.most {
-		t.ended = append(t.ended, o.Flow)
-	} else {
-		if at := t.ended[t.next].end(); at.After(t.since) {
-			t.since = at
-		}
-		t.ended[t.next] = o.Flow
-		t.next = (t.next + 1) % t.most
-	}
+	t.ended.add(o.Flow)
 	t.tell(Change{Flow: o.Flow, Settled: first, Finished: true})
 }
 
@@ -503,10 +519,7 @@ func (t *Tracker) plan(o *open, at time.Time) {
 
 // Since returns a moment by the clock of answers: of the flows that began after it, none has been forgotten. It is the
 // zero time while no flow at all has been.
-func (t *Tracker) Since() time.Time { return t.since }
-
-// end is when an ended flow ended, by the clock of answers.
-func (f *Flow) end() time.Time { return f.Begin.Add(time.Duration(f.Seconds * float64(time.Second))) }
+func (t *Tracker) Since() time.Time { return t.ended.since }
 
 // List returns what has changed after a Seq, in the order of the changes: 0 for all that is remembered.
 func (t *Tracker) List(after uint64) (list []Flow) {
@@ -515,9 +528,11 @@ func (t *Tracker) List(after uint64) (list []Flow) {
 			list = append(list, o.Flow)
 		}
 	}
-	for _, f := range t.ended {
-		if f.Seq > after {
-			list = append(list, f)
+	for _, of := range t.ended.queue {
+		for _, f := range of.flows {
+			if f.Seq > after {
+				list = append(list, f)
+			}
 		}
 	}
 	slices.SortFunc(list, func(a, b Flow) int { return int(int64(a.Seq - b.Seq)) })

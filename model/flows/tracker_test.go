@@ -200,8 +200,8 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestRepeated: first packets that a client repeats since they are dropped, by the rules or by others, are one flow; one
-// with the same ports after the end of the first connection is another.
+// TestRepeated: first packets that a client repeats since they are dropped, by the rules or by others, are one flow;
+// one with the same ports after the end of the first connection is another.
 func TestRepeated(t *testing.T) {
 	for _, cause := range []string{"", "outside-source-ranges"} {
 		w := newWorld(1, 100)
@@ -349,19 +349,21 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestTenant: a tenant opens 10,000 connections a second, which end at once, stay, or are refused by the rules (of
-// which the kernel tells of 1,000 a second). Entries are asked for as by daemon/flows, 64 each 5 ms. Of the others'
-// connections each failure is told of with its result, none stands for another one, and it is told of within a second
-// of when it is known; and what is remembered stays within its bound.
+// TestTenant: a tenant opens 10,000 connections a second, to one Service or to thousands, which end at once, stay, or
+// are refused by the rules (of which the kernel tells of 1,000 a second). Entries are asked for as by daemon/flows, 64
+// each 5 ms. Of the others' connections each failure is told of with its result, none stands for another one, and it is
+// told of within a second of when it is known; and what is remembered stays within its bound.
 func TestTenant(t *testing.T) {
 	const most, seconds, quietEvery = 4096, 12, 20
 	for name, tenant := range map[string]struct {
-		rate int // in a millisecond
-		make func(*conn)
+		rate     int // in a millisecond
+		services int
+		make     func(*conn)
 	}{
-		"short":   {10, func(c *conn) { c.answered(time.Millisecond, 10*time.Millisecond) }},
-		"staying": {10, func(c *conn) { c.answered(time.Millisecond, time.Hour) }},
-		"refused": {1, func(c *conn) {
+		"short":                     {10, 1, func(c *conn) { c.answered(time.Millisecond, 10*time.Millisecond) }},
+		"staying":                   {10, 1, func(c *conn) { c.answered(time.Millisecond, time.Hour) }},
+		"staying, of many Services": {10, 5000, func(c *conn) { c.answered(time.Millisecond, time.Hour) }},
+		"refused": {1, 1, func(c *conn) {
 			*c = conn{Start: c.Start, to: c.to, want: flows.Refused}
 			c.Cause = "no-endpoints"
 		}},
@@ -374,7 +376,7 @@ func TestTenant(t *testing.T) {
 				w.now = w.now.Add(time.Millisecond)
 				for range tenant.rate {
 					if ms < seconds*1000 {
-						c := w.draw("tenant/crowd")
+						c := w.draw(service.Name(fmt.Sprintf("tenant/crowd%d", tenants%tenant.services)))
 						tenant.make(c)
 						w.add(c)
 						tenants++
@@ -402,7 +404,11 @@ func TestTenant(t *testing.T) {
 			if w.late > time.Second {
 				t.Errorf("one is told of %v late", w.late)
 			}
-			if got := w.weight["tenant/crowd"]; got < tenants*85/100 || got > tenants*115/100 {
+			got := 0
+			for i := range tenant.services {
+				got += w.weight[service.Name(fmt.Sprintf("tenant/crowd%d", i))]
+			}
+			if got < tenants*85/100 || got > tenants*115/100 {
 				t.Errorf("%d connections of the tenant, want about %d (%+v)", got, tenants, w.tracker.Counts())
 			}
 			if n := len(w.tracker.List(0)); n > 2*most {
@@ -519,6 +525,29 @@ func TestThinnedAgain(t *testing.T) {
 				t.Errorf("seed %d: weight %d, but no level was above 1/%d", seed, f.Weight, bound)
 			}
 		}
+	}
+}
+
+// TestKept: a namespace whose connections end by the thousand drives none of another's out, and its own newest stay.
+func TestKept(t *testing.T) {
+	const most, few = 64, 10
+	w := newWorld(1, most)
+	for i := range 40 * few {
+		if i%40 == 0 {
+			w.begin("default/quiet")
+		}
+		w.begin("tenant/crowd")
+		w.step(10 * time.Second)
+	}
+	for range 200 {
+		w.step(time.Second)
+	}
+	count := map[service.Name]int{}
+	for _, f := range w.tracker.List(0) {
+		count[f.Service]++
+	}
+	if count["default/quiet"] != few || count["tenant/crowd"] != most-few {
+		t.Errorf("%v are remembered, want %d quiet ones of %d", count, few, most)
 	}
 }
 
