@@ -295,11 +295,28 @@ func (w *flowsWorld) showFlows() {
 	}
 }
 
+// repeat has so many clients send a packet three times to a Service without endpoints.
+func (w *flowsWorld) repeat(clients int) {
+	w.Helper()
+	const first = 20_000
+	to := route{service: flowsEmpty}.destination(w, 0)
+	for i := range clients {
+		from := netip.AddrPortFrom(w.addrs["client"][0], uint16(first+i))
+		conn, err := w.places["client"].DialFrom(w.Context(), "udp", from.String(), to.String())
+		testnet.Require(w, err)
+		for range 3 {
+			_, _ = conn.Write([]byte("x")) // Errors are those for the packets before.
+		}
+		testnet.Require(w, conn.Close())
+	}
+}
+
 // serviceName is the name of a Service of a flowsWorld.
 func serviceName(n int) service.Name { return service.NewName("default", flowsNames()[n]) }
 
 // TestFlowsShare: with 1/4 on the node, and 1/16 for one Service, the flows are that share of the connections, within
-// what is less likely than 10^-11 by chance, and each stands for as many.
+// what is less likely than 10^-11 by chance, and each stands for as many. A refused client that repeats its packet has
+// the same lot each time.
 func TestFlowsShare(t *testing.T) {
 	const each = 3000
 	w := newFlowsWorld(t, "1/16")
@@ -321,12 +338,23 @@ func TestFlowsShare(t *testing.T) {
 		}
 		testnet.Require(t, group.Wait())
 	}
+	const refused = 1000 // with 1/4, their packets are as many as the rules tell of at once
+	w.repeat(refused)
 	// Messages come in their order: when there is one of these, all of those have been taken.
-	last := route{from: "client", service: flowsEmpty, way: modelflows.ByClusterIP, want: modelflows.Refused}
+	last := route{from: "client", service: flowsEmpty, way: modelflows.ByClusterIP, want: modelflows.Refused, port: 81}
 	list := w.await(func(list []modelflows.Flow) bool {
 		w.attempt(last, testnet.UDP, 0)
-		return slices.ContainsFunc(list, func(f modelflows.Flow) bool { return f.Service == serviceName(flowsEmpty) })
+		return slices.ContainsFunc(list, func(f modelflows.Flow) bool { return f.Cause == "unknown-port" })
 	})
+	n := 0
+	for _, f := range list {
+		if f.Cause == "no-endpoints" {
+			n++
+		}
+	}
+	if lo, hi := chance.Range(refused, 0.25); n < lo || n > hi {
+		t.Errorf("%d flows of clients that are refused three times, want %d to %d", n, lo, hi)
+	}
 	for svc, rate := range rates {
 		n := 0
 		for _, f := range list {
