@@ -11,7 +11,8 @@ import (
 // packet is what the beginning of a packet says.
 type packet struct {
 	flows.Key
-	// reset says that it is a TCP reset, or an ABORT of SCTP. icmp says that Key is of the packet that an ICMP error is for.
+	// reset says that it is a TCP reset, or an ABORT of SCTP. icmp says that Key is of the packet that an ICMP error is
+	// for.
 	reset, icmp bool
 }
 
