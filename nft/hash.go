@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// HashSeed is the seed of every hash in the rules that chooses an endpoint. It is the same on all nodes and for ever: a client that comes by
-// another node, or after a restart, gets the same index. ("nftp" in ASCII.)
+// HashSeed is the seed of every hash in the rules that chooses an endpoint. It is the same on all nodes and for ever: a
+// client that comes by another node, or after a restart, gets the same index. ("nftp" in ASCII.)
 const HashSeed uint32 = 0x6e667470
 
 // hashIndex is the index below mod that the kernel's expression hash computes (nft_jhash_eval in

@@ -103,8 +103,8 @@ type Update struct {
 // has the same lot. Statements behind it in its rule only label and log: they decide nothing about the packet.
 type Sample struct{ Of uint32 }
 
-// SampleSeed is the seed of a Sample: another one than HashSeed, so that the lot says nothing about the endpoint. ("flow"
-// in ASCII.)
+// SampleSeed is the seed of a Sample: another one than HashSeed, so that the lot says nothing about the endpoint.
+// ("flow" in ASCII.)
 const SampleSeed uint32 = 0x666c6f77
 
 // Hash is what is hashed.
