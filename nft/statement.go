@@ -29,6 +29,10 @@ type MatchProto struct{ Protocol uint8 }
 // MatchEcho matches an echo request of the table's family: ICMP or ICMPv6.
 type MatchEcho struct{}
 
+// MatchMidstream matches a packet of TCP that opens no connection: of the flags FIN, SYN, RST and ACK it has others
+// than SYN alone.
+type MatchMidstream struct{}
+
 // MatchLocal matches an address that the node's routing table calls local (with
 // Not: one that it does not). With Input it has to be an address of the interface that
 // the packet came in by; the field is Daddr then, and no packet of the node may meet the chain (nft_fib_validate).
@@ -199,31 +203,32 @@ const (
 	Return VerdictCode = -5
 )
 
-func (MatchAddr) statement()   {}
-func (MatchProto) statement()  {}
-func (MatchEcho) statement()   {}
-func (MatchLocal) statement()  {}
-func (MatchInput) statement()  {}
-func (MatchMark) statement()   {}
-func (MatchLabel) statement()  {}
-func (MatchDNATed) statement() {}
-func (InSet) statement()       {}
-func (VMap) statement()        {}
-func (DNAT) statement()        {}
-func (DNATTo) statement()      {}
-func (Limit) statement()       {}
-func (Update) statement()      {}
-func (Sample) statement()      {}
-func (Log) statement()         {}
-func (SetMark) statement()     {}
-func (ClearMark) statement()   {}
-func (SetLabel) statement()    {}
-func (Masquerade) statement()  {}
-func (SNATTo) statement()      {}
-func (Counter) statement()     {}
-func (Comment) statement()     {}
-func (Reject) statement()      {}
-func (Verdict) statement()     {}
+func (MatchAddr) statement()      {}
+func (MatchProto) statement()     {}
+func (MatchEcho) statement()      {}
+func (MatchMidstream) statement() {}
+func (MatchLocal) statement()     {}
+func (MatchInput) statement()     {}
+func (MatchMark) statement()      {}
+func (MatchLabel) statement()     {}
+func (MatchDNATed) statement()    {}
+func (InSet) statement()          {}
+func (VMap) statement()           {}
+func (DNAT) statement()           {}
+func (DNATTo) statement()         {}
+func (Limit) statement()          {}
+func (Update) statement()         {}
+func (Sample) statement()         {}
+func (Log) statement()            {}
+func (SetMark) statement()        {}
+func (ClearMark) statement()      {}
+func (SetLabel) statement()       {}
+func (Masquerade) statement()     {}
+func (SNATTo) statement()         {}
+func (Counter) statement()        {}
+func (Comment) statement()        {}
+func (Reject) statement()         {}
+func (Verdict) statement()        {}
 
 // Text is, for example, "ip saddr != 10.0.0.0/8".
 func (s MatchAddr) Text(f Family) string {
@@ -247,6 +252,9 @@ func (MatchEcho) Text(f Family) string {
 	}
 	return "icmp type echo-request"
 }
+
+// Text is "tcp flags != syn / fin,syn,rst,ack".
+func (MatchMidstream) Text(Family) string { return "tcp flags != syn / fin,syn,rst,ack" }
 
 // Text is, for example, "fib daddr type != local".
 func (s MatchLocal) Text(Family) string {

@@ -256,6 +256,8 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 		return nextRule, w.packet.Protocol == s.Protocol
 	case MatchEcho:
 		return nextRule, w.packet.Protocol == EchoProtocol(t.Table.Family)
+	case MatchMidstream: // the packet is the first one of its connection
+		return nextRule, false
 	case Limit, Sample: // one packet is within any limit, and may be in any sample
 		return nextRule, true
 	case DNATTo:

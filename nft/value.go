@@ -42,7 +42,7 @@ const (
 	OrigSaddr
 	OrigDaddr
 	OrigDport
-	// Sport is only hashed (DNAT.Hash, Sample); no set has it.
+	// Sport is hashed (DNAT.Hash, Sample), or part of the key of a dynamic set.
 	Sport
 )
 

@@ -27,6 +27,7 @@ func annotationValues() []string {
 	many := func(n int, word string) string { return strings.TrimSuffix(strings.Repeat(word+",", n), ",") }
 	return append(strings.Fields(`random client flow hsah Client off report on onn drop pass cluster passs Default PreserveDuringTermination
 		keep cut cut-after cut-after= cut-after=30s cut-after=1h cut-after=1h0m1s cut-after=0s cut-after=-30s cut-after=1500ms cut-after=2000ms
+		refuse refused hold Hold hold= hold=30s hold=2m hold=2m1s hold=0s hold=1500ms hold=30 hold=.5m
 		cut-after=30 cut-after=.5m cut-after=30s30s cut-after=+30s cut-after=99999999999h
 		1s 30s 60s 1m 5m 10m 1h 60m 3600s 3601s 72h 168h 120h 1.0h +1m 1m0s 0.5s 0 30 -1s 1e3s 99999999999h 1m1
 		5s,15s 15s,30s 5s,5s 10s,30s 30s,10m 30s,10s 30s,2m 60s,1m 10m,10m 24h,24h 30s, ,30s 30s,10m,5m 10s,24h

@@ -14,10 +14,12 @@ type Fate string
 
 // The fates. DroppedOutside drops connections from outside of the cluster only: the external traffic policy is Local,
 // and no endpoint is on the node. PassedOutside leaves them to routing, as the Service asks by service.FailoverPass.
-// Passed does so with all connections, since there is no endpoint at all.
+// Passed does so with all connections, since there is no endpoint at all. Held drops all of them for a time before they
+// are refused, as the Service asks by service.Options.Hold.
 const (
 	Served         Fate = "served"
 	Refused        Fate = "refused"
+	Held           Fate = "held"
 	Dropped        Fate = "dropped"
 	DroppedOutside Fate = "dropped-outside"
 	Passed         Fate = "passed"
@@ -29,6 +31,8 @@ func (f Fate) Obstacle() (o Obstacle, ok bool) {
 	switch f {
 	case Refused:
 		o = Obstacle{NoEndpoints, Refuses, "no endpoint serves", all}
+	case Held:
+		o = Obstacle{Holding, Holds, "no endpoint serves, and no-endpoints is hold", all}
 	case Passed:
 		o = Obstacle{NoEndpoints, Passes, "no endpoint serves, and external-failover is pass", all}
 	case Dropped:
@@ -48,6 +52,8 @@ func FateAt(s *service.Service, c service.Claim, anywhere, here bool) Fate {
 	switch {
 	case !anywhere && failover == service.FailoverPass:
 		return Passed
+	case !anywhere && s.Options.Hold > 0:
+		return Held
 	case !anywhere:
 		return Refused
 	case here, internal && s.InternalPolicy == service.Cluster, !internal && s.ExternalPolicy == service.Cluster,

@@ -31,6 +31,8 @@ const (
 	OnlyDraining
 	// NoLocalEndpoints: a traffic policy is Local, and the endpoints are on other nodes.
 	NoLocalEndpoints
+	// Holding: a port has no endpoint that serves, and connections to it are held.
+	Holding
 	None
 	// SourceRanges: source ranges of the Service let in some clients only.
 	SourceRanges
@@ -56,6 +58,8 @@ func (k Kind) words() words {
 		OnlyDraining: {"draining", "Draining", "A port has only endpoints that terminate. They still serve."},
 		NoLocalEndpoints: {"no-local-endpoints", "None on this node", "The traffic policy is Local, and the endpoints are " +
 			"on other nodes. Connections that the policy is for are dropped here."},
+		Holding: {"held", "Held", "A port has no endpoint that serves, and the Service asks that connections wait for one " +
+			"(no-endpoints: hold)."},
 		None:               {"serving", "Serving", "All ports have endpoints."},
 		SourceRanges:       {word: "source-ranges"},
 		OthersSourceRanges: {word: "others-source-ranges"},
@@ -79,7 +83,7 @@ func OfServices() (list [None + 1]Kind) {
 }
 
 // Set is a set of kinds of whole Services.
-type Set uint8
+type Set uint16
 
 // Add adds a kind, if it is so.
 func (s *Set) Add(k Kind, is bool) {
@@ -92,7 +96,7 @@ func (s *Set) Add(k Kind, is bool) {
 func (s Set) Has(k Kind) bool { return k == None && s == 0 || s&(1<<k) != 0 }
 
 // Worst returns the worst kind, None for the empty set.
-func (s Set) Worst() Kind { return Kind(min(bits.TrailingZeros8(uint8(s)), int(None))) }
+func (s Set) Worst() Kind { return Kind(min(bits.TrailingZeros16(uint16(s)), int(None))) }
 
 // Effect is what an obstacle does to connections, or to a claim.
 type Effect string
@@ -101,6 +105,7 @@ type Effect string
 const (
 	Refuses Effect = "refused"
 	Drops   Effect = "dropped"
+	Holds   Effect = "held"
 	Passes  Effect = "passed"
 	Denies  Effect = "not-served"
 )
@@ -115,8 +120,8 @@ type Obstacle struct {
 
 // String is the whole sentence: the reason, and what follows.
 func (o Obstacle) String() string {
-	does := map[Effect]string{Refuses: "are refused", Drops: "are dropped", Passes: "are left to routing",
-		Denies: "does not get it"}
+	does := map[Effect]string{Refuses: "are refused", Drops: "are dropped", Holds: "are held",
+		Passes: "are left to routing", Denies: "does not get it"}
 	return fmt.Sprintf("%s, so %s %s", o.Why, o.meets, does[o.Effect])
 }
 

@@ -41,6 +41,9 @@ type Options struct {
 	// ExternalFailover says what becomes of connections from outside where ExternalPolicy is Local and the node has no
 	// endpoint for them.
 	ExternalFailover Failover
+	// Hold is for how long the first packets of a connection to a port without endpoints are dropped before they are
+	// refused, in whole seconds, MaxHold at most; 0 refuses them at once.
+	Hold time.Duration
 	// Balance says how new connections get their endpoints.
 	Balance Balance
 	// Departed says what becomes of established connections to an endpoint that leaves the service.
@@ -66,8 +69,8 @@ type Options struct {
 
 // Equal reports whether both ask for the same.
 func (o Options) Equal(p Options) bool {
-	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed &&
-		o.Eject == p.Eject && o.SourcesPolicy == p.SourcesPolicy &&
+	return o.ExternalFailover == p.ExternalFailover && o.Hold == p.Hold && o.Balance == p.Balance &&
+		o.Departed == p.Departed && o.Eject == p.Eject && o.SourcesPolicy == p.SourcesPolicy &&
 		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart &&
 		o.TCPTimeouts == p.TCPTimeouts && o.UDPTimeouts == p.UDPTimeouts && o.UDPHandling == p.UDPHandling &&
 		o.Flows == p.Flows
@@ -96,6 +99,7 @@ func allOptions() []option {
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0,
 			"drop"),
 		flowsOption(),
+		noEndpointsOption(),
 		portRangesOption(),
 		wordOption(SourcesPolicyAnnotation, func(o *Options) *SourcesPolicy { return &o.SourcesPolicy },
 			[]string{"allow", "deny"}, 0, "allow"),

@@ -63,6 +63,10 @@ func TestOptionsRefuse(t *testing.T) {
 		{"departed-connections", "cut-after=-30s", "--nftproxy-conntrack-clean-established is in force"},
 		{"departed-connections", "cut-after=30", "such as cut-after=30s"},
 		{"departed-connections", "Keep", "not keep, cut or"},
+		{"no-endpoints", "hold=", "whole seconds from 1s to 2m, such as hold=30s; refuse is in force"},
+		{"no-endpoints", "hold=2m1s", "not refuse, hold or hold=TIME"},
+		{"no-endpoints", "hold=1500ms", "not refuse, hold or hold=TIME"},
+		{"no-endpoints", "hodl", "did you mean hold?"},
 		{"slow-start", "", "such as 30s; new endpoints have their whole weight at once"},
 		{"slow-start", "30", "whole seconds from 1s to 1h"},
 		{"slow-start", "0s", "whole seconds from 1s to 1h"},
@@ -106,8 +110,8 @@ func TestOptionsRefuse(t *testing.T) {
 func TestOptionsEqual(t *testing.T) {
 	values := map[string]string{
 		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass",
-		"port-ranges": "80-90/TCP",
-		"slow-start":  "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none",
+		"no-endpoints": "hold", "port-ranges": "80-90/TCP",
+		"slow-start": "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none",
 		service.FlowsKey:                "1/16",
 		service.UDPHandlingAnnotation:   "PreserveDuringTermination",
 		service.SourcesPolicyAnnotation: "deny",

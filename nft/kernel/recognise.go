@@ -80,18 +80,19 @@ type registers struct {
 	// data is the map whose data has taken the place of the fields.
 	data string
 	// Instead of fields, they may hold one of these: the name of the input interface, whether an
-	// address is local, the packet's mark, the connection's status, its labels, the type of ICMP, a constant.
-	input, mark, status, labels, icmpType bool
-	localness                             nft.Field
-	localInput                            bool // localness is about the input interface
-	constant                              []byte
+	// address is local, the packet's mark, the connection's status, its labels, the type of ICMP, the flags of TCP, a
+	// constant.
+	input, mark, status, labels, icmpType, tcpFlags bool
+	localness                                       nft.Field
+	localInput                                      bool // localness is about the input interface
+	constant                                        []byte
 	// mask and xor are of the last bitwise expression.
 	mask, xor []byte
 }
 
 func (r *registers) empty() bool {
 	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && !r.icmpType &&
-		r.localness == 0 && r.constant == nil
+		!r.tcpFlags && r.localness == 0 && r.constant == nil
 }
 
 func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool {
@@ -207,6 +208,10 @@ func (r *recogniser) loadPayload(x *expr.Payload) bool {
 		r.icmpType = true
 		return true
 	}
+	if x.Base == expr.PayloadBaseTransportHeader && x.Offset == tcpFlagsOffset && x.Len == 1 {
+		r.tcpFlags = true
+		return true
+	}
 	for _, f := range []nft.Field{nft.Saddr, nft.Daddr, nft.Dport, nft.Sport} {
 		if known := loadField(f, r.family, 0).(*expr.Payload); known.Base == x.Base && known.Offset == x.Offset {
 			r.loaded = append(r.loaded, f)
@@ -277,13 +282,9 @@ func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 	case r.mark:
 		return len(r.mask) == 4 && r.addStatement(nft.MatchMark{Mask: binary.NativeEndian.Uint32(r.mask)})
 	case r.icmpType:
-		// The match of the protocol before is a part of the statement.
-		last := len(r.rule) - 1
-		if last < 0 || r.rule[last] != (nft.MatchProto{Protocol: nft.EchoProtocol(r.family)}) {
-			return false
-		}
-		r.rule, r.ends = r.rule[:last], r.ends[:last]
-		return r.addStatement(nft.MatchEcho{})
+		return r.addBehindProtocol(nft.EchoProtocol(r.family), nft.MatchEcho{})
+	case r.tcpFlags:
+		return r.addBehindProtocol(unix.IPPROTO_TCP, nft.MatchMidstream{})
 	case r.labels:
 		bit, ok := labelOf(r.mask)
 		return ok && r.addStatement(nft.MatchLabel{Bit: bit})
@@ -307,6 +308,16 @@ func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 		return r.addStatement(nft.MatchAddr{Field: r.loaded[0], Not: not, Prefix: netip.PrefixFrom(addr, bits)})
 	}
 	return false
+}
+
+// addBehindProtocol adds a statement that has the match of the protocol before it as a part.
+func (r *recogniser) addBehindProtocol(protocol uint8, s nft.Statement) bool {
+	last := len(r.rule) - 1
+	if last < 0 || r.rule[last] != (nft.MatchProto{Protocol: protocol}) {
+		return false
+	}
+	r.rule, r.ends = r.rule[:last], r.ends[:last]
+	return r.addStatement(s)
 }
 
 func (r *recogniser) addLookup(x *expr.Lookup) bool {

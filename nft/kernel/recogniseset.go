@@ -46,7 +46,7 @@ func fieldsOfType(kind uint32, family nft.Family) []nft.Fields {
 	var all []nft.Fields
 	for ; kind != 0; kind >>= typeBits {
 		var longer []nft.Fields
-		for _, f := range []nft.Field{nft.Daddr, nft.Saddr, nft.L4Proto, nft.Dport, nft.Index} {
+		for _, f := range []nft.Field{nft.Daddr, nft.Saddr, nft.L4Proto, nft.Dport, nft.Sport, nft.Index} {
 			if fieldType(f, family) != kind&(1<<typeBits-1) {
 				continue
 			}

@@ -23,6 +23,7 @@ const (
 	sportOffset     = 0 // in TCP, UDP and SCTP alike
 	dportOffset     = 2
 	icmpTypeOffset  = 0 // in ICMP and ICMPv6 alike
+	tcpFlagsOffset  = 13
 )
 
 // The values that matches compare with.
@@ -31,6 +32,12 @@ const (
 
 	icmpPortUnreachable   = 3 // ICMP_PORT_UNREACH
 	icmpv6PortUnreachable = 4 // ICMPV6_PORT_UNREACH
+)
+
+// The flags of TCP that say what a packet does, and the one of a packet that opens a connection (RFC 9293, 3.1).
+const (
+	tcpFlags = 0x01 | tcpSYN | 0x04 | 0x10 // FIN, SYN, RST, ACK
+	tcpSYN   = 0x02
 )
 
 // echoRequest is the type of the family's echo requests: ICMP_ECHO or ICMPV6_ECHO_REQUEST.
@@ -90,6 +97,12 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 			loadField(nft.L4Proto, family, 0), compareExpression(false, []byte{nft.EchoProtocol(family)}),
 			&expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseTransportHeader, Offset: icmpTypeOffset, Len: 1},
 			compareExpression(false, []byte{echoRequest(family)}),
+		}, nil
+	case nft.MatchMidstream:
+		return []expr.Any{
+			loadField(nft.L4Proto, family, 0), compareExpression(false, []byte{unix.IPPROTO_TCP}),
+			&expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseTransportHeader, Offset: tcpFlagsOffset, Len: 1},
+			bitwiseExpression([]byte{tcpFlags}, []byte{0}), compareExpression(true, []byte{tcpSYN}),
 		}, nil
 	case nft.MatchLocal:
 		return []expr.Any{

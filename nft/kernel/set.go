@@ -40,6 +40,7 @@ const (
 	fieldIPv4Daddr = 12
 	fieldIPv6Saddr = 8
 	fieldIPv6Daddr = 9
+	fieldSport     = 1
 	fieldDport     = 2
 
 	numgenMod = 2 // as nft.Index.Text says it
@@ -107,7 +108,7 @@ func fieldType(f nft.Field, family nft.Family) uint32 {
 		return typeIPAddr
 	case nft.L4Proto:
 		return typeInetProto
-	case nft.Dport:
+	case nft.Dport, nft.Sport:
 		return typeInetPort
 	}
 	return typeInteger
@@ -278,6 +279,8 @@ func typeofField(f nft.Field, family nft.Family) []byte {
 		return typeof(exprMeta, udataUint32(nil, 0, unix.NFT_META_L4PROTO))
 	case nft.Dport:
 		return typeofPayload(headerTransport, fieldDport)
+	case nft.Sport:
+		return typeofPayload(headerTransport, fieldSport)
 	}
 	b := udataUint32(nil, 0, unix.NFT_NG_RANDOM)
 	b = udataUint32(b, 1, numgenMod)

@@ -18,6 +18,8 @@ const (
 	DispatchChain ChainKind = "dispatch"
 	// RefuseChain answers by a TCP reset or ICMP.
 	RefuseChain ChainKind = "refuse"
+	// HoldChain decides which packets to a port without endpoints are held, and which are refused.
+	HoldChain ChainKind = "hold"
 	// DropChain counts packets and drops them.
 	DropChain ChainKind = "drop"
 	// ExternalLocalChain chooses one of the two lists of external policy Local.
@@ -62,6 +64,9 @@ func KindOfChain(c *nft.Chain) ChainKind {
 		return RangesChain
 	case strings.HasPrefix(c.Name, layoutPrefix):
 		return LayoutChain
+	}
+	if holdOf(c.Name) > 0 {
+		return HoldChain
 	}
 	for _, cause := range Causes() {
 		switch {

@@ -25,6 +25,9 @@ const (
 	needNodePortSources
 	// needPing: the address answers echo requests.
 	needPing
+	// needHeld: a frontend of the access with that map of verdicts holds connections. needHeldFlows: any does.
+	needHeld
+	needHeldFlows
 
 	// The others are facts that base or setHairpin goes by; nothing is made for them.
 

@@ -230,7 +230,7 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 		o.saw("failover: passed, no endpoint at all")
 		return o.pass(t)
 	case len(lists[all]) == 0:
-		return refusal(p)
+		return o.nowhere(p, t)
 	case t.s.ExternalPolicy == service.Cluster:
 		return o.deliver(p, t, all, true)
 	case pod && !t.at.Addr().IsUnspecified():
@@ -344,7 +344,7 @@ func (o *oracle) podOfNode(p nft.Packet) bool {
 func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) []nft.Result {
 	chosen := o.lists(t)[list]
 	if len(chosen) == 0 {
-		return refusal(p)
+		return o.nowhere(p, t)
 	}
 	if before, found := o.memory[o.visit(p.Src.Addr(), t, list)]; found {
 		if len(chosen) > 1 {
@@ -404,6 +404,15 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 		results = append(results, r)
 	}
 	return results
+}
+
+// nowhere returns the outcome of the first packet to a port without any endpoint.
+func (o *oracle) nowhere(p nft.Packet, t *target) []nft.Result {
+	if t.s.Options.Hold == 0 {
+		return refusal(p)
+	}
+	o.saw(fmt.Sprintf("held: node port %v, ranges %v", t.at.Addr().IsUnspecified(), t.port.IsRange()))
+	return []nft.Result{{Fate: nft.Dropped}}
 }
 
 func refusal(p nft.Packet) []nft.Result {

@@ -67,6 +67,12 @@ const (
 	// RefuseTCP and RefuseOthers answer packets that are refused.
 	RefuseTCP    Purpose = "refuse by a TCP reset"
 	RefuseOthers Purpose = "refuse by ICMP port unreachable"
+	// RefuseMidstream, HoldKnown, RefuseHeld, NoteHeld and HoldNew decide whether a packet is held.
+	RefuseMidstream Purpose = "refuse what opens no connection"
+	HoldKnown       Purpose = "hold what has not waited for long"
+	RefuseHeld      Purpose = "refuse what has waited for long"
+	NoteHeld        Purpose = "note since when the connection waits"
+	HoldNew         Purpose = "hold the new connection"
 	// DropCounted drops packets in a chain that other rules lead to.
 	DropCounted Purpose = "drop"
 	// CountForService counts a packet that will be refused or dropped, for the Service that it was for.
@@ -152,9 +158,11 @@ func RestrictedBy(c *nft.Contents, frontend nft.Value) string {
 // SourceSet names the set of the ranges that a chain of source ranges lets in.
 func SourceSet(chain string) string { return strings.TrimPrefix(chain, nodePortPrefix) }
 
-// MeansNoEndpoints reports whether a frontend's verdict refuses because there is no endpoint on any
+// MeansNoEndpoints reports whether a frontend's verdict refuses or holds because there is no endpoint on any
 // node.
-func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.Chains(), v.Chain) }
+func MeansNoEndpoints(v nft.Verdict) bool {
+	return slices.Contains(NoEndpoints.Chains(), v.Chain) || holdOf(v.Chain) > 0
+}
 
 // ServesAnywhere reports whether a frontend's verdict leads to endpoints of all nodes.
 func ServesAnywhere(v nft.Verdict) bool {

@@ -63,10 +63,10 @@ func (r *frontendReader) read(element nft.Element) *Frontend {
 		}
 	}
 	f.twoLists = verdict.Chain == r.externalChain
-	f.Fate = r.fate(verdict, element.Key)
+	f.Fate, f.hold = r.fate(verdict, element.Key), holdOf(verdict.Chain)
 	shared, _ := parseShared(verdict.Chain)
 	f.localOnly = shared.lists == localList
-	if f.Fate != obstacle.Dropped && f.Fate != obstacle.Refused {
+	if f.Fate != obstacle.Dropped && f.Fate != obstacle.Refused && f.Fate != obstacle.Held {
 		cluster, local := r.cluster[element.Key], r.local[element.Key]
 		chains := []string{verdict.Chain, r.element(r.clusterVerdicts, element.Key).Verdict.Chain,
 			r.element(r.localVerdicts, element.Key).Verdict.Chain}
@@ -99,6 +99,8 @@ func (r *frontendReader) fate(verdict nft.Verdict, key nft.Value) obstacle.Fate 
 		return obstacle.Passed
 	case verdict.Code == nft.Drop, verdict.Chain == r.refusalChain(NoLocalEndpoints): // earlier versions dropped here
 		return obstacle.Dropped
+	case holdOf(verdict.Chain) > 0:
+		return obstacle.Held
 	case verdict.Chain == refuse, verdict.Chain == r.refusalChain(NoEndpoints):
 		return obstacle.Refused
 	case verdict.Chain != r.externalChain, len(r.local[key].targets) > 0, outside.Chain != "":

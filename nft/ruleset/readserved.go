@@ -92,6 +92,8 @@ type Frontend struct {
 	timeouts service.Timeouts
 	// flows is the share of its connections that the rules tell of, if it is not that of the other frontends.
 	flows service.Flows
+	// hold is for how long connections are held.
+	hold time.Duration
 	// localOnly says that clients are remembered in the list of endpoints on the node.
 	localOnly bool
 	// reader has the elements of the frontend, by key.
@@ -115,6 +117,9 @@ func (f *Frontend) Claim() service.Claim {
 	}
 	return service.Claim{Addr: f.Addr, Protocol: f.Protocol, Port: f.Port}
 }
+
+// Place is where the frontend is.
+func (f *Frontend) Place() Place { return Place{f.reader.verdicts, f.key} }
 
 // ClientMap is a dynamic map that remembers the clients of a Service port.
 type ClientMap struct {

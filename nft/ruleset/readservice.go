@@ -92,6 +92,7 @@ func (s *Served) join(r *readback) {
 	for f := range s.frontends() {
 		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.twoLists || f.Fate == obstacle.Passed)
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover())
+		svc.Options.Hold = max(svc.Options.Hold, f.hold)
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.Affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
 		svc.Options.Flows = cmp.Or(svc.Options.Flows, f.flows)

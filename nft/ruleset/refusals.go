@@ -32,15 +32,21 @@ const (
 	UnallocatedAddress Cause = "unallocated-address"
 	// TooManyPings: more echo requests to Services than PingsPerSecond.
 	TooManyPings Cause = "too-many-pings"
+	// Held: the Service port has no endpoint at all, and the Service asks that connections wait for one. Its chains and
+	// sets are there where a frontend holds.
+	Held Cause = "held"
 )
 
 // Causes lists all causes.
 func Causes() []Cause {
-	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress, TooManyPings}
+	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress, TooManyPings,
+		Held}
 }
 
 // causesOfServices are those that have a chain and a set of each access.
-func causesOfServices() []Cause { return []Cause{NoEndpoints, NoLocalEndpoints, OutsideSourceRanges} }
+func causesOfServices() []Cause {
+	return []Cause{NoEndpoints, NoLocalEndpoints, OutsideSourceRanges, Held}
+}
 
 // access has the ways to reach Services that a cause of causesOfServices may concern. A Service with source ranges has
 // no ranges of ports.
@@ -129,7 +135,7 @@ func refusalSets() []*nft.Set {
 	var sets []*nft.Set
 	for _, a := range allAccess() {
 		for _, c := range causesOfServices() {
-			if c != OutsideSourceRanges || a.verdicts == services {
+			if c != Held && (c != OutsideSourceRanges || a.verdicts == services) {
 				sets = append(sets, a.refusalSetOf(c))
 			}
 		}

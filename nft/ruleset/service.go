@@ -100,6 +100,8 @@ func (c *serviceCompiler) serve(p *service.Port, claim service.Claim, l endpoint
 	switch internal := slices.Contains(c.svc.ClusterIPs, claim.Addr); {
 	case fate == obstacle.Refused:
 		c.refuseAll(f, f.verdicts, NoEndpoints)
+	case fate == obstacle.Held:
+		c.holdAll(f)
 	case fate == obstacle.Dropped:
 		c.refuseAll(f, f.verdicts, NoLocalEndpoints)
 	case fate == obstacle.Passed:

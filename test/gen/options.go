@@ -42,6 +42,7 @@ func optionValues() [][]string {
 		{"balance", "random", "client", "flow"},
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
+		{service.NoEndpointsKey, "hold", "hold=30s", "refuse"},
 		{"port-ranges", "80-82/TCP,79-85/UDP", "1-65535/TCP", "81/UDP,83-84/UDP", "30000-30002/TCP,80-90/SCTP",
 			"2-81/UDP,1-65535/SCTP"},
 		{"source-ranges", "none", "0.0.0.0/0", "192.168.0.0/16,2001:db8::/64", "192.168.0.0/24,10.0.0.0/29,::/0",
