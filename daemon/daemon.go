@@ -188,7 +188,7 @@ func (p *parts) addTelling(c Config) (err error) {
 	}
 	p.judge = health.New(judge)
 	p.flowing = newFollower(c, p.outside, p.registry)
-	p.page = newStatusPage(c, p.judge, p.watcher.Problems, p.besideTheSyncs, p.flowing)
+	p.page = newStatusPage(c, p.judge, p.watcher.Problems, p.heldWords, p.besideTheSyncs, p.flowing)
 	p.settings = NewSysctls(c, r.record)
 	p.follower = NewConfigFollower(c, r.record, p.settings, p.watcher, p.loop)
 	if c.File != "" {

@@ -27,9 +27,9 @@ import (
 )
 
 func newStatusPage(c Config, judge *health.Health, problems func(service.Name) []string,
-	beside func() statuspage.Beside, follower *flows.Follower) *statuspage.Page {
+	held func(service.Name) string, beside func() statuspage.Beside, follower *flows.Follower) *statuspage.Page {
 	config := statuspage.Config{
-		Beside:  beside,
+		Beside: beside, Held: held,
 		Version: c.Version, Node: c.Node, Table: c.Rules.Table, Started: time.Now(),
 		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: c.Rules.NodePortAddresses, Problems: problems,
 		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
@@ -44,6 +44,12 @@ func newStatusPage(c Config, judge *health.Health, problems func(service.Name) [
 		config.Flows = follower.Of
 	}
 	return statuspage.New(config)
+}
+
+// heldWords says how many connections of a Service are held, by the latest look.
+func (p *parts) heldWords(name service.Name) string {
+	h := p.refused.Held(name)
+	return inspect.Held{Connections: h.Connections, Longest: time.Since(h.Since)}.String()
 }
 
 // besideTheSyncs is what the parts that the page does not know say about the node.

@@ -292,7 +292,7 @@ func watcherOf(t *testing.T, manifests string) *watch.Watcher {
 }
 
 // TestReportRefusals: packets to an idled Service ask for its pods, by the words that OpenShift waits for. Clients that
-// keep coming make a warning only of a Service that is not idled.
+// keep coming make a warning only of a Service that is neither idled nor holds them.
 func TestReportRefusals(t *testing.T) {
 	w := watcherOf(t, `
 apiVersion: v1
@@ -306,6 +306,11 @@ spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 ---
 apiVersion: v1
 kind: Service
+metadata: {name: held, namespace: shop, uid: u-held}
+spec: {clusterIP: 10.96.0.12, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
 metadata: {name: web, namespace: shop, uid: u-web}
 spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
 `)
@@ -315,8 +320,16 @@ spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
 	both := []traffic.Refused{refused("shop/idled"), refused("shop/web")}
 	l := newListener()
 	observe := l.refusalObserver(w, metrics.New(prometheus.NewRegistry()))
-	observe(traffic.Refusals{At: time.Date(2026, 1, 1, 0, 0, 10, 0, time.UTC), Services: both, Persistent: both})
+	held := refused("shop/held")
+	held.Cause = ruleset.Held
+	for range 2 {
+		observe(traffic.Refusals{At: time.Date(2026, 1, 1, 0, 0, 10, 0, time.UTC), Services: append(both, held),
+			Persistent: append(both, held), Held: []traffic.Held{{Name: "shop/held", Connections: 1}}, HeldFull: true})
+		both = nil
+	}
 	want := []watch.Event{
+		{Object: watch.Object{Kind: "Service", Namespace: "shop", Name: "held", UID: "u-held"}, Reason: "NeedPods",
+			Note: "clients connect on node node-1: the Service has no endpoints that serve and needs pods"},
 		{Object: watch.Object{Kind: "Service", Namespace: "shop", Name: "idled", UID: "u-idled"}, Reason: "NeedPods",
 			Note: "clients connect on node node-1: the Service is idled and needs pods"},
 		{Object: watch.Object{Kind: "Service", Namespace: "shop", Name: "web", UID: "u-web"}, Reason: "NoEndpoints",
@@ -325,6 +338,9 @@ spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
 	}
 	if diff := cmp.Diff(want, l.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	if n := strings.Count(l.text.String(), "as many connections wait for endpoints"); n != 1 {
+		t.Errorf("%d lines about connections that are not remembered:\n%s", n, &l.text)
 	}
 }
 

@@ -8,23 +8,34 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/metrics"
 	"nftproxy/look/traffic"
+	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
 
 // refusalObserver returns an observer of refused and dropped packets. It counts them, and
 // reports Services whose clients keep coming although all are refused, as an event and in
-// the log. It asks for pods of idled Services. It reports no clients outside of the source ranges: anybody can be one.
+// the log. It asks for pods of Services that are idled or hold connections. It reports no clients outside of
+// the source ranges: anybody can be one.
 func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) func(traffic.Refusals) {
 	var failing failures
-	idled := newUnidler(w.IdledAt)
+	idled, full := newUnidler(w.IdledAt), false
 	return func(l traffic.Refusals) {
 		counts.ObserveRefusals(l)
 		for _, name := range idled.wanted(l) {
-			r.log.Info("clients connect to an idled Service", "service", name)
-			r.aboutService(w, name, watch.ReasonNeedPods, fmt.Sprintf("clients connect on node %s: the Service is idled and "+
-				"needs pods", r.node))
+			what := "is idled"
+			if w.IdledAt(name).IsZero() {
+				what = "has no endpoints that serve"
+			}
+			r.log.Info("clients connect to a Service that needs pods", "service", name, "why", "it "+what)
+			r.aboutService(w, name, watch.ReasonNeedPods, fmt.Sprintf("clients connect on node %s: the Service %s and needs "+
+				"pods", r.node, what))
 		}
+		if l.HeldFull && !full {
+			r.log.Warn("as many connections wait for endpoints as the kernel remembers; further ones wait until their clients "+
+				"give up", "limit", nft.DynamicLimit)
+		}
+		full = l.HeldFull
 		if failing.isNew(l.Err) {
 			r.log.Warn("cannot read the counters of refused packets; will try again", "err", l.Err)
 		}

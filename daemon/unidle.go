@@ -13,7 +13,7 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// An idled Service is asked for again after unidleSilence. The Services of a namespace are asked for unidleBurst at
+// A Service is asked for again after unidleSilence. The Services of a namespace are asked for unidleBurst at
 // once, and then one in each unidlePeriod (docs/tenants.md): a namespace delays only its own.
 const (
 	unidleSilence = 30 * time.Second
@@ -21,12 +21,13 @@ const (
 	unidlePeriod  = 30 * time.Second
 )
 
-// unidler finds the idled Services that clients ask for. A single packet is enough, since pods are started for it: so
-// it is quicker than the report about clients that keep coming (traffic.Refusals.Persistent).
+// unidler finds the Services without pods that clients ask for: those that are idled, and those that hold connections.
+// A single packet is enough, since pods are started for it: so it is quicker than the report about
+// clients that keep coming (traffic.Refusals.Persistent).
 type unidler struct {
 	// idledAt returns when a Service was idled, zero if it is not.
 	idledAt func(service.Name) time.Time
-	// waiting has the idled Services that had packets since they were last asked for, and since when.
+	// waiting has the Services that had packets or held connections since they were last asked for, and since when.
 	waiting map[service.Name]time.Time
 	// asked is when the Services were asked for, and limits has the namespaces that may not ask for unidleBurst now.
 	asked  map[service.Name]time.Time
@@ -42,12 +43,24 @@ func newUnidler(idledAt func(service.Name) time.Time) *unidler {
 func (u *unidler) wanted(l traffic.Refusals) (names []service.Name) {
 	maps.DeleteFunc(u.asked, func(_ service.Name, at time.Time) bool { return l.At.Sub(at) >= unidleSilence })
 	maps.DeleteFunc(u.limits, func(_ string, limit *rate.Limiter) bool { return limit.TokensAt(l.At) >= unidleBurst })
-	for _, s := range l.Services {
-		if _, waits := u.waiting[s.Name]; !waits && s.Cause == ruleset.NoEndpoints && s.Packets > 0 {
-			u.waiting[s.Name] = l.At
+	held := map[service.Name]bool{}
+	waits := func(name service.Name) {
+		if _, known := u.waiting[name]; !known {
+			u.waiting[name] = l.At
 		}
 	}
-	maps.DeleteFunc(u.waiting, func(name service.Name, _ time.Time) bool { return u.idledAt(name).IsZero() })
+	for _, h := range l.Held {
+		held[h.Name] = true
+		waits(h.Name)
+	}
+	for _, s := range l.Services {
+		if s.Cause == ruleset.NoEndpoints && s.Packets > 0 {
+			waits(s.Name)
+		}
+	}
+	maps.DeleteFunc(u.waiting, func(name service.Name, _ time.Time) bool {
+		return !held[name] && u.idledAt(name).IsZero()
+	})
 	turns, turn := map[string]int{}, map[service.Name]int{}
 	for _, name := range slices.SortedFunc(maps.Keys(u.waiting), func(a, b service.Name) int {
 		return cmp.Or(u.waiting[a].Compare(u.waiting[b]), cmp.Compare(a, b))

@@ -62,6 +62,31 @@ func TestUnidler(t *testing.T) {
 	want("idled by now", i.look(ruleset.NoEndpoints), "ns/web")
 }
 
+// TestUnidlerHeld: a Service that holds connections asks for pods as one that is idled does, for as long as it holds
+// any.
+func TestUnidlerHeld(t *testing.T) {
+	i := newIdling()
+	look := func(packets uint64, held ...traffic.Held) []service.Name {
+		i.now = i.now.Add(10 * time.Second)
+		return i.wanted(traffic.Refusals{At: i.now, Held: held, Services: []traffic.Refused{
+			{Subject: traffic.Subject{Name: "ns/web", Cause: ruleset.Held}, Packets: packets},
+			{Subject: traffic.Subject{Name: "ns/plain", Cause: ruleset.NoEndpoints}, Packets: packets}}})
+	}
+	held := traffic.Held{Name: "ns/web", Connections: 1}
+	for n, c := range []struct {
+		got  []service.Name
+		asks bool
+	}{{look(1, held), true}, {look(1, held), false}, {look(0, held), false}, {look(0, held), true}, {look(0, held), false},
+		{look(1), false}} {
+		if c.asks != slices.Equal(c.got, []service.Name{"ns/web"}) || !c.asks && len(c.got) > 0 {
+			t.Errorf("look %d: asks for %q", n, c.got)
+		}
+	}
+	if len(i.waiting) > 0 {
+		t.Errorf("with endpoints it waits for %v", i.waiting)
+	}
+}
+
 // TestUnidlerTenants: a namespace whose Services are all asked for delays no other one. It asks at a bounded rate, for
 // each of its Services in turn, and no packet is forgotten meanwhile.
 func TestUnidlerTenants(t *testing.T) {

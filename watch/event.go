@@ -49,8 +49,8 @@ const (
 	// ReasonNoLocalEndpoints: clients keep connecting to the Service on the node, where its
 	// traffic policy Local leaves it no endpoint.
 	ReasonNoLocalEndpoints Reason = "NoLocalEndpoints"
-	// ReasonNeedPods: clients on the node connect to the Service, which OpenShift has idled. This is the reason that its
-	// unidling controller waits for (annotationIdledAt).
+	// ReasonNeedPods: clients on the node connect to the Service, which OpenShift has idled, or which holds connections
+	// since it has no endpoints. This is the reason that OpenShift's unidling controller waits for (annotationIdledAt).
 	ReasonNeedPods Reason = "NeedPods"
 	// ReasonNetworkInServiceCIDR: the node's network, or an API server, is in a ServiceCIDR.
 	ReasonNetworkInServiceCIDR Reason = "NetworkInServiceCIDR"

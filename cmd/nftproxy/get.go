@@ -198,6 +198,8 @@ func newGetServicesCommand() *cobra.Command {
   ENDPOINTS     the number of endpoints of all ports that get new connections
   OBSTACLES     what refuses or drops connections, or keeps an address from the Service:
       no-endpoints          connections are refused
+      held                  connections wait for an endpoint, as the annotation
+                            no-endpoints: hold asks; DETAILS says how many, since when
       no-local-endpoints    a traffic policy is Local, and no endpoint is on this node:
                             connections are dropped
       source-ranges         loadBalancerSourceRanges, or the annotation source-ranges,
@@ -207,7 +209,7 @@ func newGetServicesCommand() *cobra.Command {
 
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
 policies), AFFINITY (how long a client is remembered), OPTIONS (what annotations ask
-for, as far as the tables do it: balance, external-failover, flows, port-ranges,
+for, as far as the tables do it: balance, external-failover, flows, no-endpoints, port-ranges,
 source-ranges, tcp-established-timeout, udp-timeouts), PROBLEMS, and DETAILS (the
 obstacles in words). A policy shows in the tables only where it makes a difference; elsewhere it is
 Cluster. An address of which a Service gets no port is not in the tables; the events of
@@ -221,12 +223,12 @@ null as JSON. nftproxy status shows them, too.
 
 -o json and -o yaml print an object with services. Each has namespace, name,
 clusterIPs, externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
-sessionAffinitySeconds, options, endpoints, localEndpoints, obstacles and problems. A
-port has name, protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of
+sessionAffinitySeconds, options, endpoints, localEndpoints, obstacles, problems and,
+where connections are held, heldConnections and heldSeconds (of the first one). A port has name, protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of
 name and port), endpoints, localEndpoints and frontends; a frontend has frontend, kind
-(clusterIP, external, nodePort), family, fate (served, refused, dropped,
+(clusterIP, external, nodePort), family, fate (served, refused, held, dropped,
 dropped-outside, passed, passed-outside), sourceRanges (null admits all) and chains; an
-obstacle has kind, effect (refused, dropped, not-served), frontends and text. Later
+obstacle has kind, effect (refused, held, dropped, not-served), frontends and text. Later
 versions may add fields; they do not change these. Exit statuses: see nftproxy get
 --help.`,
 		Example: `  nftproxy get services
@@ -245,6 +247,9 @@ versions may add fields; they do not change these. Exit statuses: see nftproxy g
 				return err
 			}
 			return show(cmd, &o, s, "services", serviceColumns(), func(r *reading) ([]inspect.ServiceRow, any, error) {
+				if err := r.ReadHeld(r.conn); err != nil {
+					return nil, nil, err
+				}
 				rows := r.ServiceRows(s)
 				for i := range rows {
 					if problems != nil {

@@ -54,6 +54,8 @@ Refused and dropped first packets are always counted, by cause:
   outside-source-ranges  dropped: the source ranges do not have the client
   unallocated-address    dropped: no Service has that address of a ServiceCIDR
   too-many-pings         dropped: more pings to Services than --nftproxy-answer-ping answers
+  held                   dropped, so that it comes again: the Service port has no endpoint,
+                         and the annotation no-endpoints is hold
 The Service is known for all but unknown-port, unallocated-address and too-many-pings.
 
 A Service is NAME with -n NAMESPACE, or NAMESPACE/NAME. A NAME alone is that of any

@@ -18,14 +18,18 @@ const maxRefusedServices = 50
 func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 	byCause := prometheus.NewDesc("nftproxy_refused_packets_total",
 		"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped "+
-			"(no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings), as of the last ten seconds. A "+
-			"client that tries again counts again.",
+			"(no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings, held), as of the last ten "+
+			"seconds. A client that tries again counts again.",
 		[]string{"cause", "ip_family"}, nil)
 	byService := prometheus.NewDesc("nftproxy_service_refused_packets_total",
 		"First packets that the rules refused or dropped, by Service, for the 50 Services and causes with the most. The "+
 			"causes unknown-port, unallocated-address and too-many-pings have no Service.",
 		[]string{"namespace", "service", "cause"}, nil)
-	return &collector{[]*prometheus.Desc{byCause, byService}, func(out chan<- prometheus.Metric) {
+	waiting := prometheus.NewDesc("nftproxy_waiting_connections",
+		"Connections that are held since their Service has no endpoint (nftproxy.io/no-endpoints: hold), as of the last ten "+
+			"seconds, by Service, for the 50 Services with the most. The empty name has those of the others together.",
+		[]string{"namespace", "service"}, nil)
+	return &collector{[]*prometheus.Desc{byCause, byService, waiting}, func(out chan<- prometheus.Metric) {
 		look := latest.Load()
 		if look == nil {
 			look = &traffic.Refusals{}
@@ -41,6 +45,15 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 			out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name,
 				string(s.Cause))
 		}
+		others := 0
+		for i, h := range look.Held {
+			if namespace, name := h.Name.Split(); i < maxRefusedServices {
+				out <- prometheus.MustNewConstMetric(waiting, prometheus.GaugeValue, float64(h.Connections), namespace, name)
+				continue
+			}
+			others += h.Connections
+		}
+		out <- prometheus.MustNewConstMetric(waiting, prometheus.GaugeValue, float64(others), "", "")
 	}}
 }
 

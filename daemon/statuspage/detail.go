@@ -85,7 +85,11 @@ func (d *detail) reasons() *html.Node {
 	found := v.obstaclesOf(s)
 	for _, k := range obstacle.OfServices() {
 		if k != obstacle.Quarantined && k != obstacle.None && found.Has(k) {
-			list = append(list, element("p", attributes("class", "note"), plain("strong", k.Label()+". "), literal(k.Meaning())))
+			meaning := k.Meaning()
+			if held := v.held(s.Name); k == obstacle.Holding && held != "" {
+				meaning += " Now " + held + "."
+			}
+			list = append(list, element("p", attributes("class", "note"), plain("strong", k.Label()+". "), literal(meaning)))
 		}
 	}
 	if problems := v.problems(s.Name); len(problems) > 0 {

@@ -157,11 +157,21 @@ func (l *list) form() *html.Node {
 func (l *list) row(s *service.Service) []cell {
 	return []cell{
 		{link(serviceURL(s.Name), string(s.Name))},
-		{badges(l.view.obstaclesOf(s))},
+		l.states(s),
 		textCell(joined(s.Addresses(), maxListed)),
 		{l.view.portSummary(s)},
 		{explanationOf(s)},
 	}
+}
+
+// states has the obstacles of a Service, and how many of its connections are held.
+func (l *list) states(s *service.Service) cell {
+	found := l.view.obstaclesOf(s)
+	content := cell{badges(found)}
+	if held := l.view.held(s.Name); found.Has(obstacle.Holding) && held != "" {
+		content = append(content, literal(" "+held))
+	}
+	return content
 }
 
 func badges(found obstacle.Set) *html.Node {

@@ -50,6 +50,9 @@ type Config struct {
 	NodePortAddresses service.NodePortAddresses
 	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list.
 	Problems func(service.Name) []string
+	// Held says in words how many connections of a Service are held, and since when, by the latest look at the kernel's
+	// counters; nil where nobody looks.
+	Held func(service.Name) string
 	// Connections counts the connections to the Services' endpoints, by connection tracking. With an error it may return
 	// those that it found. It costs CPU time, so the page calls it only when it is asked, and not often.
 	Connections func(context.Context, service.Snapshot) (*inspect.Connections, error)
@@ -99,11 +102,13 @@ type Page struct {
 	history history
 }
 
-// view is what the newest sync told about the Services. But for problems, it never changes.
+// view is what the newest sync told about the Services. But for problems and held, it never changes.
 type view struct {
 	snapshot service.Snapshot
 	// problems is that of Config, and tells of now.
 	problems func(service.Name) []string
+	// held is that of Config, which is never nil here.
+	held func(service.Name) string
 	// quarantined has the reason for each part that the kernel refused.
 	quarantined map[string]error
 	// failures says of each family, in the order of nft.Families, why the program is not in force there; empty if it is.
@@ -118,6 +123,9 @@ type view struct {
 
 // New makes a page without syncs.
 func New(c Config) *Page {
+	if c.Held == nil {
+		c.Held = func(service.Name) string { return "" }
+	}
 	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1),
 		look: look{budget: pace.Budget{Rest: lookShare}}, explaining: pace.Budget{Rest: explainShare, Burst: explainBurst}}
 	p.turn <- &pace.Budget{Rest: rest, Burst: burst}
@@ -126,7 +134,8 @@ func New(c Config) *Page {
 
 // Observe takes note of one sync. Its cost does not depend on the number of Services.
 func (p *Page) Observe(s proxy.Sync) {
-	v := &view{snapshot: s.Snapshot, problems: p.config.Problems, quarantined: s.Quarantined, applied: s.Applied,
+	v := &view{snapshot: s.Snapshot, problems: p.config.Problems, held: p.config.Held,
+		quarantined: s.Quarantined, applied: s.Applied,
 		at: s.End()}
 	v.elements = sync.OnceValue(func() int {
 		if v.applied == nil {

@@ -139,6 +139,15 @@ func accounts() map[ruleset.Purpose]account {
 		ruleset.DropCounted:     {carriesOut: true, matched: always("it is dropped")},
 		ruleset.NoteRecent:      {matched: minor("set {fills} notes that this Service port has a new connection")},
 		ruleset.CountForService: {carriesOut: true, matched: minor("set {set} counts it for the Service")},
+		ruleset.RefuseMidstream: {carriesOut: true, matched: always("it opens no connection: it goes on in chain {next}"),
+			otherwise: []text{minor("it opens a connection")}},
+		ruleset.HoldKnown: {carriesOut: true, matched: always("the connection waits: it goes on in chain {next}"),
+			otherwise: []text{minor("the connection does not wait yet")}},
+		ruleset.RefuseHeld: {carriesOut: true, matched: always("the connection has waited for long: it goes on in chain " +
+			"{next}"), otherwise: []text{minor("the connection has not waited before")}},
+		ruleset.NoteHeld: {carriesOut: true, matched: minor("set held-flows notes since when the connection waits"),
+			otherwise: []text{always("set held-flows is full: nothing notes since when the connection waits")}},
+		ruleset.HoldNew: {carriesOut: true, matched: always("it waits for an endpoint: it goes on in chain {next}")},
 		ruleset.DropUnallocated: {matched: always("{to} is in the ServiceCIDR {range}, and no Service has it: it is dropped"),
 			ends: because("no Service has the address {to}, which is in the ServiceCIDR {range}",
 				"check the address that the client uses: the Service may have been deleted and created again with another "+

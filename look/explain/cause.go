@@ -113,6 +113,7 @@ func (x *explainer) whyEnded() {
 // whyNotBehind is about a rule that asks a map of frontends or endpoints.
 func (x *explainer) whyNotBehind(s *nft.Step) {
 	if x.leadsToRefusal(s) {
+		x.whyHeld(s)
 		x.whyNoEndpoint()
 		return
 	}
@@ -157,6 +158,26 @@ func (x *explainer) leadsToRefusal(s *nft.Step) bool {
 		}
 	}
 	return false
+}
+
+// whyHeld is about connections that wait for an endpoint, if the map that the rule asked says so.
+func (x *explainer) whyHeld(s *nft.Step) {
+	for _, l := range s.Lookups {
+		hold := ruleset.HeldFor(l.Element.Verdict)
+		if !l.Found || hold == 0 {
+			continue
+		}
+		x.cause("Service %s asks that connections wait for an endpoint (%s): for %s the client's kernel sends again what is "+
+			"dropped, and after that it is refused", frontendText(x.frontend), service.OptionAnnotation(service.NoEndpointsKey),
+			hold)
+		if x.facts.Held == nil {
+			return
+		}
+		if at, ok := ruleset.PlaceOf(l.Set.Name, l.Key); ok {
+			x.cause("now %s", x.facts.Held(at))
+		}
+		return
+	}
 }
 
 // whyUnknownPort is about a cluster IP without the port.

@@ -15,6 +15,7 @@ import (
 	"nftproxy/look/basechain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
 )
 
 // Question is the packet to explain: the first one of a connection.
@@ -54,6 +55,8 @@ type Facts struct {
 	Problems func(service.Name) []string
 	// Expires returns how long a dynamic map will remember a client.
 	Expires func(set string, client nft.Value) time.Duration
+	// Held says how many connections to a frontend are held, and since when, in words. A nil Held says nothing.
+	Held func(ruleset.Place) string
 	// Chains are the base chains of all programs.
 	Chains []basechain.Chain
 	// NoOwner says that no process owns the tables, on a kernel where nftproxy owns its tables.

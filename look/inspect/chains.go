@@ -15,7 +15,7 @@ type ChainRow struct {
 	// Table is, for example, "ip nftproxy".
 	Table string `json:"table"`
 	Name  string `json:"name"`
-	// Kind is base, dispatch, refuse, drop, external-local, source-ranges, endpoints,
+	// Kind is base, dispatch, refuse, hold, drop, external-local, source-ranges, endpoints,
 	// affinity, learn, or foreign: no version of nftproxy makes such a chain.
 	Kind string `json:"kind"`
 	// Hook is, for example, "type nat hook prerouting priority -100"; empty for a chain
@@ -64,8 +64,8 @@ func (t *Tables) ChainRows(s Selection) []ChainRow {
 // kindOrder orders chains by kind, in the order of a packet's way.
 func kindOrder(c *nft.Chain) int {
 	return slices.Index([]ruleset.ChainKind{
-		ruleset.BaseChain, ruleset.DispatchChain, ruleset.RefuseChain, ruleset.DropChain, ruleset.ExternalLocalChain,
-		ruleset.SourceRangesChain,
+		ruleset.BaseChain, ruleset.DispatchChain, ruleset.RefuseChain, ruleset.HoldChain, ruleset.DropChain,
+		ruleset.ExternalLocalChain, ruleset.SourceRangesChain,
 		ruleset.EndpointsChain, ruleset.AffinityChain, ruleset.LearnChain, ruleset.ForeignChain,
 	}, ruleset.KindOfChain(c))
 }

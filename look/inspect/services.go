@@ -39,6 +39,9 @@ type ServiceRow struct {
 	// Obstacles are what refuses or drops connections to the Service, or keeps an
 	// address and port from it.
 	Obstacles []Obstacle `json:"obstacles"`
+	// HeldConnections is how many connections are held, and HeldSeconds how long the first of them has waited.
+	HeldConnections int   `json:"heldConnections,omitempty"`
+	HeldSeconds     int64 `json:"heldSeconds,omitempty"`
 	// Problems are what cannot be used of the Service and its EndpointSlices. The tables do not tell: it is nil unless a
 	// source of objects does.
 	Problems []string `json:"problems"`
@@ -66,7 +69,7 @@ type FrontendRow struct {
 	// Kind is clusterIP, external or nodePort. Family is IPv4 or IPv6.
 	Kind   string `json:"kind"`
 	Family string `json:"family"`
-	// Fate is served, refused, dropped, or passed: left to routing. dropped-outside and
+	// Fate is served, refused, held, dropped, or passed: left to routing. dropped-outside and
 	// passed-outside are about connections from outside of the cluster only.
 	Fate string `json:"fate"`
 	// SourceRanges are the only clients that get in; null admits all.
@@ -77,10 +80,10 @@ type FrontendRow struct {
 
 // Obstacle is one thing that refuses or drops connections to a Service (package obstacle).
 type Obstacle struct {
-	// Kind is no-endpoints, no-local-endpoints, source-ranges, others-source-ranges or
+	// Kind is no-endpoints, held, no-local-endpoints, source-ranges, others-source-ranges or
 	// conflict.
 	Kind string `json:"kind"`
-	// Effect is refused, dropped, passed or not-served.
+	// Effect is refused, held, dropped, passed or not-served.
 	Effect obstacle.Effect `json:"effect"`
 	// Frontends are those that it stands before.
 	Frontends []string `json:"frontends"`
@@ -118,6 +121,14 @@ func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 		row.Ports = append(row.Ports, p)
 	}
 	row.Obstacles = obstacles(s)
+	if held, known := t.held[svc.Name]; known {
+		row.HeldConnections, row.HeldSeconds = held.Connections, int64(held.Longest/time.Second)
+		for i := range row.Obstacles {
+			if row.Obstacles[i].Kind == obstacle.Holding.String() {
+				row.Obstacles[i].Text += "; " + held.String()
+			}
+		}
+	}
 	return row
 }
 

@@ -33,6 +33,8 @@ type Tables struct {
 	contents []*nft.Contents
 	// services are sorted by namespace and name.
 	services []*ruleset.Served
+	// held has the connections of Services that are held; nil if nobody has read them.
+	held map[service.Name]Held
 	// nodePorts are the addresses that serve node ports, by the tables.
 	nodePorts service.NodePortAddresses
 }

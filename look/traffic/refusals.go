@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"nftproxy/look/inspect"
 	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
@@ -24,6 +25,7 @@ type RefusalKernel interface {
 	ChainCount(table nft.TableID, chain string) (packets uint64, err error)
 	// Counts visits the elements with these keys that are there and have a counter.
 	Counts(table nft.TableID, set *nft.Set, keys []nft.Value, visit func(kernel.Count)) error
+	inspect.HeldKernel
 }
 
 // Subject is a Service and the cause for which its packets were refused or dropped.
@@ -52,12 +54,25 @@ type Refusals struct {
 	// Persistent has the Subjects whose clients do not give up (see habit), of packets that are not
 	// meant to be dropped (ruleset.Promised).
 	Persistent []Refused
+	// Held has the Services whose connections are held, as of the last time when the budget allowed to read them, the most
+	// connections first. HeldFull says that the kernel remembers as many as it can, so that more may wait.
+	Held     []Held
+	HeldFull bool
 	// Err is why the numbers may be behind, or nil.
 	Err error
 }
 
+// Held is a Service whose connections are held.
+type Held struct {
+	Name service.Name
+	// Connections is how many are, at least one if the kernel has counted a packet since the last look. Since is when the
+	// first of them began to wait.
+	Connections int
+	Since       time.Time
+}
+
 // budgetShare is the part of a core that reading elements may take: one in so many. Chains
-// are ten requests for each look, however many Services there are.
+// are some twenty requests for each look, however many Services there are.
 const (
 	budgetShare = 200
 	budgetBurst = 50 * time.Millisecond
@@ -74,6 +89,9 @@ type RefusalCounter struct {
 	totals map[Subject]uint64
 	// budget pays for reading elements.
 	budget pace.Budget
+	// held and heldFull are the latest that were read.
+	held     []Held
+	heldFull bool
 	// sets has the causes of the sets whose elements count.
 	sets map[string]ruleset.Cause
 }
@@ -87,7 +105,8 @@ func NewRefusalCounter(k RefusalKernel, clock func() time.Time) *RefusalCounter 
 	}
 	for i := range c.families {
 		c.families[i] = family{chains: map[string]uint64{}, causes: map[ruleset.Cause]uint64{},
-			elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
+			elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{},
+			holds: map[ruleset.Place]service.Name{}}
 	}
 	return c
 }
@@ -103,6 +122,8 @@ type family struct {
 	changed  map[ruleset.Cause]bool
 	// last has the numbers of the elements that have counted any.
 	last map[place]uint64
+	// holds has the frontends that hold connections, with their Service.
+	holds map[ruleset.Place]service.Name
 }
 
 // element is where an element is, and the cause that it counts.
@@ -122,6 +143,7 @@ func (c *RefusalCounter) Follow(p *nft.Program) {
 		}
 		for d := range treap.Diff(before, p.Table(f).Parts) {
 			c.families[i].setPart(d.Key, c.elementsOf(d.New))
+			c.families[i].setHolds(service.Name(d.Key), d.Old, d.New)
 		}
 	}
 	c.program = p
@@ -176,6 +198,18 @@ func (f *family) setPart(name string, now []element) {
 	f.elements[name] = now
 }
 
+// setHolds replaces the frontends of a part that hold connections.
+func (f *family) setHolds(name service.Name, old, now *nft.Part) {
+	for at := range ruleset.Holding(old) {
+		if f.holds[at] == name { // else another part has it by now
+			delete(f.holds, at)
+		}
+	}
+	for at := range ruleset.Holding(now) {
+		f.holds[at] = name
+	}
+}
+
 // Look reads the counters. It asks elements only where their cause's chain has counted
 // packets, and where the budget allows; otherwise a later look does.
 func (c *RefusalCounter) Look() Refusals {
@@ -193,6 +227,7 @@ func (c *RefusalCounter) Look() Refusals {
 		for i, f := range nft.Families() {
 			errs = append(errs, c.lookAtElements(i, c.program.Table(f), more, unwanted))
 		}
+		errs = append(errs, c.lookAtHeld(look.At, more))
 		now := c.clock()
 		c.budget.Spend(now, now.Sub(look.At))
 		look.Persistent = c.habits.notice(look.At, unwanted)
@@ -206,8 +241,44 @@ func (c *RefusalCounter) Look() Refusals {
 	for i := range look.Persistent {
 		look.Persistent[i].Total = c.totals[look.Persistent[i].Subject]
 	}
+	look.Held, look.HeldFull = c.held, c.heldFull
 	look.Err = errors.Join(errs...)
 	return look
+}
+
+// lookAtHeld reads the connections that are held. more has the packets since the last look.
+func (c *RefusalCounter) lookAtHeld(now time.Time, more map[Subject]uint64) error {
+	held := map[service.Name]inspect.Held{}
+	c.heldFull = false
+	for i, f := range nft.Families() {
+		holds := c.families[i].holds
+		if len(holds) == 0 {
+			continue
+		}
+		full, err := inspect.EachHeld(c.kernel, c.program.Table(f).ID(),
+			func(at ruleset.Place) bool { return holds[at] != "" }, func(at ruleset.Place, waited time.Duration) {
+				h := held[holds[at]]
+				h.Add(waited)
+				held[holds[at]] = h
+			})
+		if err != nil {
+			return err
+		}
+		c.heldFull = c.heldFull || full
+	}
+	for s, n := range more {
+		if s.Cause == ruleset.Held && n > 0 && held[s.Name].Connections == 0 {
+			held[s.Name] = inspect.Held{Connections: 1}
+		}
+	}
+	c.held = nil
+	for name, h := range held {
+		c.held = append(c.held, Held{name, h.Connections, now.Add(-h.Longest)})
+	}
+	slices.SortFunc(c.held, func(a, b Held) int {
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.Name, b.Name))
+	})
+	return nil
 }
 
 func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {

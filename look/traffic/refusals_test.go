@@ -23,6 +23,8 @@ import (
 type counters struct {
 	chains   map[string]uint64
 	elements map[string]uint64
+	// flows are those that are held over IPv4.
+	flows []kernel.Entry
 	// asked counts the elements that were asked for.
 	asked int
 	// cost is how much the clock goes on for each element.
@@ -51,6 +53,13 @@ func (c *counters) Counts(_ nft.TableID, set *nft.Set, keys []nft.Value, visit f
 		}
 	}
 	return c.err
+}
+
+func (c *counters) Learned(table nft.TableID, set *nft.Set) ([]kernel.Entry, error) {
+	if table.Family == nft.IPv4 && set.Name == ruleset.HeldFlows().Name {
+		return c.flows, c.err
+	}
+	return nil, c.err
 }
 
 // refuse counts packets to a Service's cluster IP.
@@ -127,9 +136,9 @@ func TestTotals(t *testing.T) {
 	l = look()
 	causes := ip.PerFamily[map[ruleset.Cause]uint64]{
 		{ruleset.NoEndpoints: 19, ruleset.UnknownPort: 5, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0,
-			ruleset.UnallocatedAddress: 0, ruleset.TooManyPings: 0},
+			ruleset.UnallocatedAddress: 0, ruleset.TooManyPings: 0, ruleset.Held: 0},
 		{ruleset.NoEndpoints: 0, ruleset.UnknownPort: 0, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0,
-			ruleset.UnallocatedAddress: 6, ruleset.TooManyPings: 0},
+			ruleset.UnallocatedAddress: 6, ruleset.TooManyPings: 0, ruleset.Held: 0},
 	}
 	if diff := cmp.Diff(causes, l.Causes); diff != "" {
 		t.Errorf("causes (-want +got):\n%s", diff)

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -16,6 +17,7 @@ type RefusalWatcher struct {
 	counter *RefusalCounter
 	observe func(Refusals)
 	latest  atomic.Pointer[nft.Program]
+	look    atomic.Pointer[Refusals]
 }
 
 // NewRefusalWatcher makes a RefusalWatcher. Run calls observe after each look.
@@ -25,6 +27,18 @@ func NewRefusalWatcher(k RefusalKernel, observe func(Refusals)) *RefusalWatcher 
 
 // Notify says which program is in force after a sync. It costs nothing and never blocks.
 func (w *RefusalWatcher) Notify(inForce *nft.Program) { w.latest.Store(inForce) }
+
+// Held returns the connections of a Service that are held, by the latest look. It is safe for concurrent use.
+func (w *RefusalWatcher) Held(name service.Name) Held {
+	if look := w.look.Load(); look != nil {
+		for _, h := range look.Held {
+			if h.Name == name {
+				return h
+			}
+		}
+	}
+	return Held{Name: name}
+}
 
 // Run looks at the counters until the context ends, first after one period.
 func (w *RefusalWatcher) Run(ctx context.Context) error {
@@ -38,7 +52,9 @@ func (w *RefusalWatcher) Run(ctx context.Context) error {
 		}
 		if p := w.latest.Load(); p != nil {
 			w.counter.Follow(p)
-			w.observe(w.counter.Look())
+			look := w.counter.Look()
+			w.look.Store(&look)
+			w.observe(look)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"nftproxy/look/basechain"
 	"nftproxy/look/explain"
+	"nftproxy/look/inspect"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -125,6 +126,7 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 		return explain.Explanation{}, err
 	}
 	f.Expires = func(set string, client nft.Value) time.Duration { return expires[clientKey{set, client}] }
+	f.Held = func(at ruleset.Place) string { return of.held(q, at) }
 	e, err := explain.Explain(ctx, q, &f)
 	if err != nil {
 		return explain.Explanation{}, err
@@ -215,6 +217,16 @@ func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientK
 		}
 	}
 	return expires, nil
+}
+
+// held says how many connections to a frontend, which the packet asks, are held.
+func (n *Node) held(q explain.Question, at ruleset.Place) string {
+	var held inspect.Held
+	_, err := inspect.EachHeld(n.conn, n.contentsFor(q.Packet.Dst.Addr()).Table,
+		func(p ruleset.Place) bool { return p == at },
+		func(_ ruleset.Place, waited time.Duration) { held.Add(waited) })
+	n.failed = errors.Join(n.failed, err)
+	return held.String()
 }
 
 // contentsFor returns the table for packets to an address; nil if there is none.
