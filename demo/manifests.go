@@ -22,6 +22,7 @@ const (
 	canaryEndpointsFile = "canary-endpoints.yaml"
 	cartEndpointsFile   = "cart-endpoints.yaml"
 	slowEndpointsFile   = "slow-endpoints.yaml"
+	lazyEndpointsFile   = "lazy-endpoints.yaml"
 )
 
 const (
@@ -41,12 +42,14 @@ func emptyAddrs() testnet.Addrs {
 	return testnet.Addrs{netip.MustParseAddr("172.30.0.20"), netip.MustParseAddr("fd00:172::20")}
 }
 
-// The services default/canary, default/cart and default/slow have one family.
+// The services default/canary, default/cart, default/slow and default/lazy have one family.
 func canaryAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.30")} }
 
 func cartAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.40")} }
 
 func slowAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.50")} }
+
+func lazyAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.60")} }
 
 // state is the data of the manifests.
 type state struct {
@@ -55,6 +58,7 @@ type state struct {
 	canary    [2]version
 	cart      []endpoint
 	slow      []endpoint
+	lazy      []endpoint
 }
 
 // version is an EndpointSlice of default/canary.
@@ -77,6 +81,7 @@ func (s state) values() map[string]string {
 		"WEIGHT_V2": strconv.Itoa(s.canary[1].weight), "ENDPOINTS_V2": endpointList(s.canary[1].endpoints, testnet.Addrs.V4),
 		"ENDPOINTS_CART": endpointList(s.cart, testnet.Addrs.V4), "ENDPOINTS_SLOW": endpointList(s.slow, testnet.Addrs.V4),
 		"SLOW_IPV4": slowAddrs().V4().String(),
+		"LAZY_IPV4": lazyAddrs().V4().String(), "ENDPOINTS_LAZY": endpointList(s.lazy, testnet.Addrs.V4),
 	}
 }
 
