@@ -248,6 +248,7 @@ func TestDemo(t *testing.T) {
 				`(?m)^     web-1 [█▉-▏]+ +\d+ {3,}web-1 [█▉-▏]+ +\d+$`,
 				`(?m)^     no endpoints  client  172\.30\.0\.20:80/tcp +TCP reset +\d+\.\d+ ms$`,
 				`(?m)^     no endpoints  client  \[fd00:172::20\]:80/udp +ICMP +\d+\.\d+ ms$`,
+				`packet \d+ of its kernel opened the connection\.`,
 				`(?m)^     172\.30\.0\.10:80/tcp +192\.168\.100\.1, the node +10\.244\.0\.11$`,
 				`(?m)^     \[fd00:172::10\]:80/udp +fd00:100::1, the node +fd00:244::b$`,
 				`(?m)^     192\.168\.100\.2  192\.168\.100\.1:30080/tcp +web-\d +192\.168\.100\.1, the node$`,
