@@ -126,7 +126,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}
 	first := update{"first program", report, start}
 	w.updates = append(w.updates, first)
-	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 5, report.Services); err != nil {
+	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 6, report.Services); err != nil {
 		return nil, err
 	}
 	return []block{
