@@ -34,11 +34,16 @@ func TestReadBack(t *testing.T) {
 		for i, s := range services {
 			if dns {
 				s = withDNS(s)
-				services[i] = s
 			}
 			if s.Options.Balance != service.ByRandom { // slots of several tables round weights differently
-				services[i] = likeWeights(s)
+				s = likeWeights(s)
 			}
+			// Read back, a cluster IP with endpoints on other nodes only has none, and would hold.
+			if s.InternalPolicy == service.Local && s.Options.Hold > 0 {
+				s = s.Clone()
+				s.Options.Hold = 0
+			}
+			services[i] = s
 		}
 		s := build(node, services, gen.ServiceCIDRs(rng)...)
 		p := ruleset.Compile(cfg, s)
@@ -57,7 +62,7 @@ func TestReadBack(t *testing.T) {
 	})
 	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local",
 		"external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges",
-		"source ranges of node ports"} {
+		"source ranges of node ports", "hold"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
 		}
@@ -356,6 +361,7 @@ func count(seen map[string]int, s service.Snapshot) {
 		for what, is := range map[string]bool{
 			"internal Local": svc.InternalPolicy == service.Local, "external Local": svc.ExternalPolicy == service.Local,
 			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom,
+			"hold":   svc.Options.Hold > 0,
 			"ranges": svc.Options.PortRanges != "",
 			"source ranges of node ports": svc.Options.SourceRanges != nil && slices.ContainsFunc(svc.Ports,
 				func(p service.Port) bool { return p.NodePort != 0 }),

@@ -36,7 +36,7 @@ func TestServedAgainstInterpreter(t *testing.T) {
 					n := share.Count(all[i].Service, p.Port, snapshot.Node, f.Family)
 					fate := obstacle.FateAt(all[i].Service, f.Claim(), n.Anywhere(), n.Local > 0)
 					// Tables do not tell the endpoints of other nodes behind a cluster IP with policy Local.
-					if fate != f.Fate && (fate != obstacle.Refused || f.Fate != obstacle.Dropped) {
+					if fate != f.Fate && (fate != obstacle.Refused && fate != obstacle.Held || f.Fate != obstacle.Dropped) {
 						t.Errorf("%s is %s, and by the Service %s: %s", f.Claim(), f.Fate, fate, all[i].Service)
 					}
 					checkFrontend(t, &checkedFrontend{f, &cfg, s.Node, m}, seen)
@@ -57,7 +57,7 @@ func TestServedAgainstInterpreter(t *testing.T) {
 		}
 	})
 	for _, what := range []string{
-		"served", "refused", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in",
+		"served", "refused", "held", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in",
 		"node port", "from the node",
 		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash",
 		"ranges",
@@ -221,7 +221,7 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 		return []string{"reset"}
 	case f.Fate == obstacle.Refused:
 		return []string{"unreachable"}
-	case f.Fate == obstacle.Dropped, f.Fate == obstacle.DroppedOutside && !p.FromNode:
+	case f.Fate == obstacle.Dropped, f.Fate == obstacle.Held, f.Fate == obstacle.DroppedOutside && !p.FromNode:
 		return []string{"dropped"}
 	case f.Fate == obstacle.Passed, f.Fate == obstacle.PassedOutside && !p.FromNode:
 		// What goes on untranslated to an address of Services leaves the node no more.
