@@ -411,7 +411,7 @@ func (o *oracle) nowhere(p nft.Packet, t *target) []nft.Result {
 	if t.s.Options.Hold == 0 {
 		return refusal(p)
 	}
-	o.saw(fmt.Sprintf("held: node port %v, ranges %v", t.at.Addr().IsUnspecified(), t.port.IsRange()))
+	o.saw(fmt.Sprintf("held: node port %v", t.at.Addr().IsUnspecified()))
 	return []nft.Result{{Fate: nft.Dropped}}
 }
 

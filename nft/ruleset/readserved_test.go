@@ -262,7 +262,7 @@ func TestKindOfChain(t *testing.T) {
 			}
 		}
 	})
-	if len(seen) != 11 && !testing.Short() {
+	if len(seen) != 12 && !testing.Short() {
 		t.Errorf("not all kinds were seen: %v", seen)
 	}
 	for name, want := range map[string]ruleset.ChainKind{
