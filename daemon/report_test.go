@@ -324,7 +324,7 @@ spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
 	held.Cause = ruleset.Held
 	for range 2 {
 		observe(traffic.Refusals{At: time.Date(2026, 1, 1, 0, 0, 10, 0, time.UTC), Services: append(both, held),
-			Persistent: append(both, held), Held: []traffic.Held{{Name: "shop/held", Connections: 1}}, HeldFull: true})
+			Persistent: both, Held: []traffic.Held{{Name: "shop/held", Connections: 1}}, HeldFull: true})
 		both = nil
 	}
 	want := []watch.Event{

@@ -32,8 +32,8 @@ func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) fun
 				"pods", r.node, what))
 		}
 		if l.HeldFull && !full {
-			r.log.Warn("as many connections wait for endpoints as the kernel remembers; further ones wait until their clients "+
-				"give up", "limit", nft.DynamicLimit)
+			r.log.Warn("as many connections wait for endpoints, or have waited, as the kernel remembers; further ones wait "+
+				"until their clients give up", "limit", nft.DynamicLimit)
 		}
 		full = l.HeldFull
 		if failing.isNew(l.Err) {

@@ -65,7 +65,7 @@ func (w *world) awaitHeld(ctx context.Context) error {
 	id := nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable}
 	for ctx.Err() == nil {
 		waits := false
-		if _, err := inspect.EachHeld(w.tables, id, func(ruleset.Place) bool { return true },
+		if err := inspect.EachHeld(w.tables, id, func(ruleset.Place) (found, holds bool) { return true, true },
 			func(ruleset.Place, time.Duration) { waits = true }); err != nil || waits {
 			return err
 		}

@@ -145,9 +145,10 @@ func accounts() map[ruleset.Purpose]account {
 			otherwise: []text{minor("the connection does not wait yet")}},
 		ruleset.RefuseHeld: {carriesOut: true, matched: always("the connection has waited for long: it goes on in chain " +
 			"{next}"), otherwise: []text{minor("the connection has not waited before")}},
-		ruleset.NoteHeld: {carriesOut: true, matched: minor("set held-flows notes since when the connection waits"),
-			otherwise: []text{always("set held-flows is full: nothing notes since when the connection waits")}},
-		ruleset.HoldNew: {carriesOut: true, matched: always("it waits for an endpoint: it goes on in chain {next}")},
+		ruleset.NoteHeld: {carriesOut: true, matched: always("it waits for an endpoint, and sets held-flows and " +
+			"held-before note since when: it goes on in chain {next}"),
+			otherwise: []text{always("set held-flows or held-before is full: nothing notes since when the connection waits")}},
+		ruleset.HoldUnnoted: {carriesOut: true, matched: always("it waits for an endpoint: it goes on in chain {next}")},
 		ruleset.DropUnallocated: {matched: always("{to} is in the ServiceCIDR {range}, and no Service has it: it is dropped"),
 			ends: because("no Service has the address {to}, which is in the ServiceCIDR {range}",
 				"check the address that the client uses: the Service may have been deleted and created again with another "+

@@ -43,24 +43,27 @@ type HeldKernel interface {
 	Learned(table nft.TableID, set *nft.Set) ([]kernel.Entry, error)
 }
 
-// EachHeld visits each connection that is held in a table, with its frontend, which is one of those that hold. full
-// says that the table remembers as many as it can: then more may wait.
-func EachHeld(k HeldKernel, table nft.TableID, holds func(ruleset.Place) bool,
-	visit func(at ruleset.Place, waited time.Duration)) (full bool, err error) {
-	set := ruleset.HeldFlows()
-	flows, err := k.Learned(table, set)
+// EachHeld visits each connection that is held in a table, with its frontend. of says whether the table has a frontend,
+// and whether that holds. The connection is that of the first frontend that the rules find, and counts for no other if
+// that one does not hold any more.
+func EachHeld(k HeldKernel, table nft.TableID, of func(ruleset.Place) (found, holds bool),
+	visit func(at ruleset.Place, waited time.Duration)) error {
+	flows, err := k.Learned(table, ruleset.HeldFlows())
 	if err != nil {
-		return false, fmt.Errorf("read the connections that are held: %w", err)
+		return fmt.Errorf("read the connections that are held: %w", err)
 	}
 	for _, flow := range flows {
 		for _, at := range ruleset.PlacesOfFlow(table.Family, flow.Key) {
-			if holds(at) {
+			found, holds := of(at)
+			if holds {
 				visit(at, flow.Timeout-flow.Expires)
+			}
+			if found && (holds || !at.Ranged()) { // ranges may be without the port
 				break
 			}
 		}
 	}
-	return len(flows) >= set.Limit(), nil
+	return nil
 }
 
 // ReadHeld reads how many connections of each Service are held, for the rows of Services.
@@ -80,8 +83,8 @@ func (t *Tables) ReadHeld(k HeldKernel) error {
 		if len(at) == 0 {
 			continue
 		}
-		holds := func(p ruleset.Place) bool { return at[p] != "" }
-		if _, err := EachHeld(k, c.Table, holds, func(p ruleset.Place, waited time.Duration) {
+		of := func(p ruleset.Place) (found, holds bool) { return ruleset.HasFrontend(c, p), at[p] != "" }
+		if err := EachHeld(k, c.Table, of, func(p ruleset.Place, waited time.Duration) {
 			h := t.held[at[p]]
 			h.Add(waited)
 			t.held[at[p]] = h

@@ -36,8 +36,12 @@ func flow(from, to string, waited time.Duration) kernel.Entry {
 	return kernel.Entry{Key: nft.Value(key), Timeout: 30 * time.Second, Expires: 30*time.Second - waited}
 }
 
+// heldKey is the element that counts the held packets to port 80 of a cluster IP.
+func heldKey(ip string) string { return "held" + string(flow("10.1.0.1:1", ip+":80", 0).Key[:12]) }
+
 // TestHeld: each connection that is held counts for the Service whose frontend it asks, as long as that has no
 // endpoint. A Service that has just had a packet counts, also where the kernel has no room to remember the connection.
+// What the kernel had counted before the first look says of nobody that he waits.
 func TestHeld(t *testing.T) {
 	k := newCounters()
 	c := traffic.NewRefusalCounter(k, k.clock)
@@ -52,14 +56,18 @@ func TestHeld(t *testing.T) {
 	}
 	all := map[string]uint16{"10.0.0.1": 30001, "10.0.0.2": 0, "10.0.0.3": 0}
 	c.Follow(holding(all))
+	k.elements[heldKey("10.0.0.2")], k.elements[heldKey("10.0.0.3")] = 7, 9
+	k.chains["ip hold-30"] = 5 // and not "ip held": another version's chain was replaced
+	if l := look(); len(l.Held) > 0 || l.HeldFull {
+		t.Errorf("by old counters %+v are held, full %t", l.Held, l.HeldFull)
+	}
 	k.flows = []kernel.Entry{
 		flow("10.1.0.1:1000", "10.0.0.1:80", 3*time.Second), flow("10.1.0.1:1001", "10.0.0.1:80", 9*time.Second),
 		flow("203.0.113.1:1000", "192.0.2.1:30001", time.Second), flow("10.1.0.1:1000", "10.0.0.2:80", 0),
 		flow("10.1.0.1:1000", "10.0.0.9:80", time.Second),
 	}
-	key := string(k.flows[0].Key[:4]) // of an address; the last byte says which
-	key = key[:3] + "\x03" + string(k.flows[0].Key[4:12])
-	k.elements["held"+key], k.chains["ip held"] = 1, 1
+	k.elements[heldKey("10.0.0.3")]++
+	k.chains["ip held"]++
 	l := look()
 	want := []traffic.Held{
 		{Name: "ns/10.0.0.1", Connections: 3, Since: k.now.Add(-9 * time.Second)},
@@ -73,15 +81,62 @@ func TestHeld(t *testing.T) {
 	if diff := cmp.Diff(want[:1], shifted(look().Held, 10*time.Second)); diff != "" {
 		t.Errorf("one Service less, and no packet for another (-want +got):\n%s", diff)
 	}
-	for len(k.flows) < nft.DynamicLimit {
-		k.flows = append(k.flows, flow("10.1.0.1:1000", "10.0.0.3:80", 0))
-	}
-	if l := look(); !l.HeldFull || len(l.Held) == 0 || l.Held[0].Name != "ns/10.0.0.3" {
-		t.Errorf("full %t, %v first", l.HeldFull, l.Held[:1])
+	k.chains["ip hold-30"]++
+	k.cost = time.Second // no budget for the next look
+	k.chains["ip held"]++
+	if l := look(); !l.HeldFull || len(l.Held) != 1 {
+		t.Errorf("full %t, %v", l.HeldFull, l.Held)
 	}
 	c.Follow(holding(nil))
-	if l := look(); l.HeldFull || len(l.Held) > 0 {
+	if l := look(); len(l.Held) > 0 {
 		t.Errorf("no Service holds: %+v", l.Held)
+	}
+	k.now = k.now.Add(time.Hour)
+	if l := look(); l.HeldFull {
+		t.Error("full, though no Service holds")
+	}
+}
+
+// TestHeldElsewhere: connections that wait for a Service which has its endpoint by now do not count for another one
+// whose node port has the same number.
+func TestHeldElsewhere(t *testing.T) {
+	b := snapshots.NewBuilder(service.Node{Name: "node"})
+	b.Set(&service.Service{
+		Name: "ns/served", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+		Ports: []service.Port{{Protocol: service.TCP, Port: 30080, Endpoints: service.MergeEndpoints([]service.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.244.1.1:80"), Node: "node", Ready: true, Serving: true}})}},
+		Options: service.Options{Hold: 30 * time.Second},
+	})
+	b.Set(&service.Service{
+		Name: "ns/asleep", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.2")},
+		Ports:   []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080}},
+		Options: service.Options{Hold: 30 * time.Second},
+	})
+	k := newCounters()
+	c := traffic.NewRefusalCounter(k, k.clock)
+	c.Follow(ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot()))
+	k.flows = []kernel.Entry{flow("10.1.0.1:1000", "10.0.0.1:30080", time.Second)}
+	if l := c.Look(); l.Err != nil || len(l.Held) > 0 {
+		t.Errorf("error %v, held %+v", l.Err, l.Held)
+	}
+	k.flows = append(k.flows, flow("203.0.113.1:1000", "192.0.2.1:30080", 0))
+	k.now = k.now.Add(10 * time.Second)
+	want := []traffic.Held{{Name: "ns/asleep", Connections: 1, Since: k.now}}
+	if diff := cmp.Diff(want, c.Look().Held); diff != "" {
+		t.Errorf("held (-want +got):\n%s", diff)
+	}
+}
+
+// TestHeldIsMeant: clients that are held again and again are no persistent clients, and take no turn from those.
+func TestHeldIsMeant(t *testing.T) {
+	k := newCounters()
+	c := traffic.NewRefusalCounter(k, k.clock)
+	c.Follow(holding(map[string]uint16{"10.0.0.1": 0}))
+	for range 5 {
+		k.now = k.now.Add(10 * time.Second)
+		k.elements[heldKey("10.0.0.1")]++
+		k.chains["ip held"]++
+		want(t, "held", c.Look().Persistent)
 	}
 }
 

@@ -52,10 +52,11 @@ type Refusals struct {
 	// Total first.
 	Services []Refused
 	// Persistent has the Subjects whose clients do not give up (see habit), of packets that are not
-	// meant to be dropped (ruleset.Promised).
+	// meant to be dropped (ruleset.Promised, source ranges, connections that are held).
 	Persistent []Refused
-	// Held has the Services whose connections are held, as of the last time when the budget allowed to read them, the most
-	// connections first. HeldFull says that the kernel remembers as many as it can, so that more may wait.
+	// Held has the Services whose connections are held, as of the last time when the budget allowed to read them, but
+	// for those that hold none any more, the most connections first. HeldFull says that the kernel had no room to
+	// remember some connections between two readings, so that more may wait.
 	Held     []Held
 	HeldFull bool
 	// Err is why the numbers may be behind, or nil.
@@ -65,8 +66,8 @@ type Refusals struct {
 // Held is a Service whose connections are held.
 type Held struct {
 	Name service.Name
-	// Connections is how many are, at least one if the kernel has counted a packet since the last look. Since is when the
-	// first of them began to wait.
+	// Connections is how many are, at least one if the kernel has counted a packet between two readings of this
+	// RefusalCounter. Since is when the first of them began to wait.
 	Connections int
 	Since       time.Time
 }
@@ -105,8 +106,8 @@ func NewRefusalCounter(k RefusalKernel, clock func() time.Time) *RefusalCounter 
 	}
 	for i := range c.families {
 		c.families[i] = family{chains: map[string]uint64{}, causes: map[ruleset.Cause]uint64{},
-			elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{},
-			holds: map[ruleset.Place]service.Name{}}
+			elements: map[string][]element{}, changed: map[ruleset.Cause]bool{ruleset.Held: true}, last: map[place]uint64{},
+			frontends: map[ruleset.Place]frontend{}, unnoted: map[string]uint64{}}
 	}
 	return c
 }
@@ -117,20 +118,28 @@ type family struct {
 	chains map[string]uint64
 	causes map[ruleset.Cause]uint64
 	// elements are those that count, by part. changed has the causes with packets that no
-	// element was asked about yet.
+	// element was asked about yet. At first Held is one: what was counted before read says of nobody that he waits now.
 	elements map[string][]element
 	changed  map[ruleset.Cause]bool
+	read     bool
 	// last has the numbers of the elements that have counted any.
 	last map[place]uint64
-	// holds has the frontends that hold connections, with their Service.
-	holds map[ruleset.Place]service.Name
+	// frontends has all of the program. unnoted is what the counters of chains said last (ruleset.CountUnnoted).
+	frontends map[ruleset.Place]frontend
+	unnoted   map[string]uint64
+}
+
+// frontend has its Service, and whether it holds connections.
+type frontend struct {
+	service service.Name
+	holds   bool
 }
 
 // element is where an element is, and the cause that it counts.
 type element struct {
 	place // without the family
 	cause ruleset.Cause
-	// promised says that these packets are meant to be dropped: nobody has to know.
+	// promised says that these packets are meant to be dropped: nobody has to know, and they take no turn from others.
 	promised bool
 }
 
@@ -143,7 +152,7 @@ func (c *RefusalCounter) Follow(p *nft.Program) {
 		}
 		for d := range treap.Diff(before, p.Table(f).Parts) {
 			c.families[i].setPart(d.Key, c.elementsOf(d.New))
-			c.families[i].setHolds(service.Name(d.Key), d.Old, d.New)
+			c.families[i].setFrontends(service.Name(d.Key), d.Old, d.New)
 		}
 	}
 	c.program = p
@@ -174,7 +183,8 @@ func (c *RefusalCounter) elementsOf(part *nft.Part) []element {
 	for i := range part.Elements {
 		e := &part.Elements[i]
 		if cause, counts := c.sets[e.Set]; counts {
-			list = append(list, element{place{set: e.Set, key: e.Key}, cause, promised(e)})
+			list = append(list, element{place{set: e.Set, key: e.Key}, cause,
+				promised(e) || cause == ruleset.Held || cause == ruleset.OutsideSourceRanges})
 		}
 	}
 	return list
@@ -198,15 +208,16 @@ func (f *family) setPart(name string, now []element) {
 	f.elements[name] = now
 }
 
-// setHolds replaces the frontends of a part that hold connections.
-func (f *family) setHolds(name service.Name, old, now *nft.Part) {
-	for at := range ruleset.Holding(old) {
-		if f.holds[at] == name { // else another part has it by now
-			delete(f.holds, at)
+// setFrontends replaces the frontends of a part.
+func (f *family) setFrontends(name service.Name, old, now *nft.Part) {
+	for at := range ruleset.Frontends(old) {
+		if f.frontends[at].service == name { // else another part has it by now
+			delete(f.frontends, at)
 		}
 	}
-	for at := range ruleset.Holding(now) {
-		f.holds[at] = name
+	for at, holds := range ruleset.Frontends(now) {
+		known := f.frontends[at]
+		f.frontends[at] = frontend{name, holds || known.service == name && known.holds}
 	}
 }
 
@@ -222,18 +233,18 @@ func (c *RefusalCounter) Look() Refusals {
 		errs = append(errs, c.lookAtChains(i, c.program.Table(f).ID()))
 		look.Causes[i] = maps.Clone(c.families[i].causes)
 	}
-	more, unwanted := map[Subject]uint64{}, map[Subject]uint64{}
+	found := packets{map[Subject]uint64{}, map[Subject]uint64{}, map[service.Name]bool{}}
 	if !look.At.Before(c.budget.Ready()) {
 		for i, f := range nft.Families() {
-			errs = append(errs, c.lookAtElements(i, c.program.Table(f), more, unwanted))
+			errs = append(errs, c.lookAtElements(i, c.program.Table(f), found))
 		}
-		errs = append(errs, c.lookAtHeld(look.At, more))
+		errs = append(errs, c.lookAtHeld(look.At, found.held))
 		now := c.clock()
 		c.budget.Spend(now, now.Sub(look.At))
-		look.Persistent = c.habits.notice(look.At, unwanted)
+		look.Persistent = c.habits.notice(look.At, found.unwanted)
 	}
 	for s, total := range c.totals {
-		look.Services = append(look.Services, Refused{s, more[s], total})
+		look.Services = append(look.Services, Refused{s, found.more[s], total})
 	}
 	slices.SortFunc(look.Services, func(a, b Refused) int {
 		return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Cause, b.Cause))
@@ -241,34 +252,66 @@ func (c *RefusalCounter) Look() Refusals {
 	for i := range look.Persistent {
 		look.Persistent[i].Total = c.totals[look.Persistent[i].Subject]
 	}
-	look.Held, look.HeldFull = c.held, c.heldFull
+	for _, h := range c.held {
+		if c.holds(h.Name) {
+			look.Held = append(look.Held, h)
+		}
+	}
+	look.HeldFull = c.heldFull
 	look.Err = errors.Join(errs...)
 	return look
 }
 
-// lookAtHeld reads the connections that are held. more has the packets since the last look.
-func (c *RefusalCounter) lookAtHeld(now time.Time, more map[Subject]uint64) error {
+// packets is what one look finds: all, those that nobody wants to be dropped, and the Services of which packets were
+// held since the reading before.
+type packets struct {
+	more, unwanted map[Subject]uint64
+	held           map[service.Name]bool
+}
+
+// holds says whether a Service has a frontend that holds.
+func (c *RefusalCounter) holds(name service.Name) bool {
+	for _, f := range nft.Families() {
+		for _, holds := range ruleset.Frontends(c.program.Table(f).Parts.At(string(name))) {
+			if holds {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// lookAtHeld reads the connections that are held. counted has the Services with packets since the last reading.
+func (c *RefusalCounter) lookAtHeld(now time.Time, counted map[service.Name]bool) error {
 	held := map[service.Name]inspect.Held{}
 	c.heldFull = false
 	for i, f := range nft.Families() {
-		holds := c.families[i].holds
-		if len(holds) == 0 {
+		table, known := c.program.Table(f), &c.families[i]
+		if table.Set(ruleset.HeldFlows().Name) == nil {
+			clear(known.unnoted)
 			continue
 		}
-		full, err := inspect.EachHeld(c.kernel, c.program.Table(f).ID(),
-			func(at ruleset.Place) bool { return holds[at] != "" }, func(at ruleset.Place, waited time.Duration) {
-				h := held[holds[at]]
-				h.Add(waited)
-				held[holds[at]] = h
-			})
+		full, err := c.lookAtUnnoted(known, table)
 		if err != nil {
 			return err
 		}
 		c.heldFull = c.heldFull || full
+		err = inspect.EachHeld(c.kernel, table.ID(), func(at ruleset.Place) (found, holds bool) {
+			frontend, found := known.frontends[at]
+			return found, frontend.holds
+		}, func(at ruleset.Place, waited time.Duration) {
+			name := known.frontends[at].service
+			h := held[name]
+			h.Add(waited)
+			held[name] = h
+		})
+		if err != nil {
+			return err
+		}
 	}
-	for s, n := range more {
-		if s.Cause == ruleset.Held && n > 0 && held[s.Name].Connections == 0 {
-			held[s.Name] = inspect.Held{Connections: 1}
+	for name := range counted {
+		if held[name].Connections == 0 {
+			held[name] = inspect.Held{Connections: 1}
 		}
 	}
 	c.held = nil
@@ -279,6 +322,20 @@ func (c *RefusalCounter) lookAtHeld(now time.Time, more map[Subject]uint64) erro
 		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.Name, b.Name))
 	})
 	return nil
+}
+
+// lookAtUnnoted says whether a table had no room to remember connections since the last reading. What the first reading
+// of a table finds may be old.
+func (c *RefusalCounter) lookAtUnnoted(f *family, table *nft.Table) (full bool, err error) {
+	now, first := map[string]uint64{}, len(f.unnoted) == 0
+	for chain := range ruleset.CountUnnoted(table) {
+		if now[chain], err = c.kernel.ChainCount(table.ID(), chain); err != nil {
+			return false, err
+		}
+		full = full || !first && since(f.unnoted[chain], now[chain]) > 0
+	}
+	f.unnoted = now
+	return full, nil
 }
 
 func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {
@@ -302,9 +359,8 @@ func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {
 	return nil
 }
 
-// lookAtElements reads the elements of all causes that have counted packets. It adds to more all
-// packets, and to unwanted those that are not meant to be dropped.
-func (c *RefusalCounter) lookAtElements(i int, table *nft.Table, more, unwanted map[Subject]uint64) error {
+// lookAtElements reads the elements of all causes that have counted packets, and adds to what is found.
+func (c *RefusalCounter) lookAtElements(i int, table *nft.Table, found packets) error {
 	f := &c.families[i]
 	if len(f.changed) == 0 {
 		return nil
@@ -329,10 +385,13 @@ func (c *RefusalCounter) lookAtElements(i int, table *nft.Table, more, unwanted 
 			if packets := since(f.last[at], n.Packets); packets > 0 {
 				f.last[at] = n.Packets
 				s := of[at].Subject
-				more[s] += packets
+				found.more[s] += packets
 				c.totals[s] += packets
 				if !of[at].promised {
-					unwanted[s] += packets
+					found.unwanted[s] += packets
+				}
+				if s.Cause == ruleset.Held && f.read {
+					found.held[s.Name] = true
 				}
 			}
 		})
@@ -341,5 +400,6 @@ func (c *RefusalCounter) lookAtElements(i int, table *nft.Table, more, unwanted 
 		}
 	}
 	clear(f.changed)
+	f.read = true
 	return nil
 }

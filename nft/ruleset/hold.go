@@ -17,7 +17,7 @@ import (
 // protocol: each connection waits for its own time, so that a Service which nobody has asked for a while holds again.
 //
 // If a set is full, no further flow is remembered, and flows are held until their clients give up. So nobody's flood
-// has the connections of others refused.
+// has the connections of others refused. The chain hold-N counts their packets.
 //
 // All of this is in a table only while some frontend holds.
 const (
@@ -49,30 +49,33 @@ func (h holding) name() string {
 
 // holdOf returns for how long the chain of that name holds; 0 for another chain.
 func holdOf(chain string) time.Duration {
-	for _, a := range accessWithRanges() {
-		if text, ok := strings.CutPrefix(chain, a.chainPrefix+holdPrefix); ok {
-			if n, err := strconv.Atoi(text); err == nil && n > 0 {
-				return time.Duration(n) * time.Second
-			}
-		}
+	// It is asked for each element of a program: it allocates nothing.
+	access, text, ok := strings.Cut(chain, holdPrefix)
+	if !ok || access != "" && access != nodePortPrefix && access != rangePrefix {
+		return 0
 	}
-	return 0
+	n, err := strconv.Atoi(text)
+	if err != nil || n <= 0 {
+		return 0
+	}
+	return time.Duration(n) * time.Second
 }
 
 // make makes the chain. A packet of TCP that opens no connection is one of a connection that nobody knows any more: it
 // is refused at once, and neither remembered nor counted as somebody who waits.
-func (h holding) make(*Config, pods) made {
+func (h holding) make(cfg *Config, _ pods) made {
 	held, refused := gotoChain(h.access.refusalChain(Held)), gotoChain(h.access.refusalChain(NoEndpoints))
-	rules := []nft.Rule{
+	chain := &nft.Chain{Name: h.name(), Rules: []nft.Rule{
 		RefuseMidstream.rule(nft.MatchMidstream{}, refused),
 		HoldKnown.rule(nft.InSet{Key: flowKey(), Set: heldFlows}, held),
 		RefuseHeld.rule(nft.InSet{Key: flowKey(), Set: heldBefore}, refused),
 		// One rule, since a full set ends its rule: what is not in the first set must not be in the second.
 		NoteHeld.rule(nft.Update{Map: heldFlows, Key: flowKey(), Timeout: h.hold},
-			nft.Update{Map: heldBefore, Key: flowKey(), Timeout: heldBeforeFor(h.hold)}),
-		HoldNew.rule(held),
-	}
-	return made{chains: []*nft.Chain{{Name: h.name(), Rules: rules}}, needs: []wanted{
+			nft.Update{Map: heldBefore, Key: flowKey(), Timeout: heldBeforeFor(h.hold)}, held),
+		HoldUnnoted.rule(nft.Counter{}, held),
+	}}
+	cfg.uncount(chain)
+	return made{chains: []*nft.Chain{chain}, needs: []wanted{
 		{need{needHeld, h.access.verdicts}, heldChain{h.access}},
 		{need{kind: needHeldFlows}, heldSets{}},
 	}}
@@ -83,7 +86,7 @@ type heldChain struct{ *access }
 
 func (h heldChain) make(cfg *Config, _ pods) made {
 	chain := &nft.Chain{Name: h.refusalChain(Held), Rules: []nft.Rule{h.refusalRule(Held), dropCounted()}}
-	cfg.uncount(chain)
+	cfg.adapt(chain)
 	sets := []*nft.Set{h.refusalSetOf(Held)}
 	cfg.count(sets)
 	return made{chains: []*nft.Chain{chain}, sets: sets}
@@ -114,32 +117,53 @@ type Place struct {
 	Key nft.Value
 }
 
-// holdsAt returns the frontend of an element by which packets are held; ok is false for another element.
-func holdsAt(e *nft.Element) (at Place, ok bool) {
-	if holdOf(e.Verdict.Chain) == 0 {
-		return Place{}, false
-	}
-	return PlaceOf(e.Set, e.Key)
-}
+// Ranged says whether the frontend has the ports of a list, rather than one port.
+func (p Place) Ranged() bool { return p.Set == rangeServices }
 
 // PlaceOf returns the frontend with that key in a map of verdicts; ok is false for another map.
 func PlaceOf(set string, key nft.Value) (at Place, ok bool) {
-	for _, a := range accessWithRanges() {
-		if set == a.verdicts || set == a.restricted && a.restricted != "" {
-			return Place{a.verdicts, key}, true
-		}
+	switch set {
+	case services, servicesRestricted:
+		return Place{services, key}, true
+	case nodePorts, nodePortsRestricted:
+		return Place{nodePorts, key}, true
+	case rangeServices:
+		return Place{rangeServices, key}, true
 	}
 	return Place{}, false
 }
 
-// Holding yields the frontends of a part that hold packets. The part may be nil.
-func Holding(part *nft.Part) iter.Seq[Place] {
-	return func(yield func(Place) bool) {
+// HasFrontend says whether a table has a frontend there.
+func HasFrontend(c *nft.Contents, at Place) bool {
+	set := c.Sets[at.Set]
+	if set == nil {
+		return false
+	}
+	_, found := set.Elements[at.Key]
+	return found
+}
+
+// Frontends yields the frontends of a part, and whether they hold packets. One behind source ranges comes twice, and
+// holds if it does so once. The part may be nil.
+func Frontends(part *nft.Part) iter.Seq2[Place, bool] {
+	return func(yield func(Place, bool) bool) {
 		if part == nil {
 			return
 		}
 		for i := range part.Elements {
-			if at, holds := holdsAt(&part.Elements[i]); holds && !yield(at) {
+			e := &part.Elements[i]
+			if at, ok := PlaceOf(e.Set, e.Key); ok && !yield(at, holdOf(e.Verdict.Chain) > 0) {
+				return
+			}
+		}
+	}
+}
+
+// CountUnnoted yields the chains of a table whose counters count packets of flows for which a set has no room.
+func CountUnnoted(table *nft.Table) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range table.Chains.All() {
+			if holdOf(name) > 0 && !yield(name) {
 				return
 			}
 		}

@@ -67,12 +67,12 @@ const (
 	// RefuseTCP and RefuseOthers answer packets that are refused.
 	RefuseTCP    Purpose = "refuse by a TCP reset"
 	RefuseOthers Purpose = "refuse by ICMP port unreachable"
-	// RefuseMidstream, HoldKnown, RefuseHeld, NoteHeld and HoldNew decide whether a packet is held.
+	// RefuseMidstream, HoldKnown, RefuseHeld, NoteHeld and HoldUnnoted decide whether a packet is held.
 	RefuseMidstream Purpose = "refuse what opens no connection"
 	HoldKnown       Purpose = "hold what has not waited for long"
 	RefuseHeld      Purpose = "refuse what has waited for long"
-	NoteHeld        Purpose = "note since when the connection waits"
-	HoldNew         Purpose = "hold the new connection"
+	NoteHeld        Purpose = "note since when the connection waits, and hold it"
+	HoldUnnoted     Purpose = "hold what no set has room for"
 	// DropCounted drops packets in a chain that other rules lead to.
 	DropCounted Purpose = "drop"
 	// CountForService counts a packet that will be refused or dropped, for the Service that it was for.

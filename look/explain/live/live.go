@@ -222,8 +222,9 @@ func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientK
 // held says how many connections to a frontend, which the packet asks, are held.
 func (n *Node) held(q explain.Question, at ruleset.Place) string {
 	var held inspect.Held
-	_, err := inspect.EachHeld(n.conn, n.contentsFor(q.Packet.Dst.Addr()).Table,
-		func(p ruleset.Place) bool { return p == at },
+	contents := n.contentsFor(q.Packet.Dst.Addr())
+	err := inspect.EachHeld(n.conn, contents.Table,
+		func(p ruleset.Place) (found, holds bool) { return ruleset.HasFrontend(contents, p), p == at },
 		func(_ ruleset.Place, waited time.Duration) { held.Add(waited) })
 	n.failed = errors.Join(n.failed, err)
 	return held.String()
