@@ -31,7 +31,8 @@ func tried(rules ruleset.Config, conn trials, log *slog.Logger) ruleset.Config {
 	if err := conn.TryCounters(); err != nil {
 		rules.Uncounted = true
 		log.Warn("the kernel cannot count packets for thousands of elements; the rules have no counters, so nftproxy top "+
-			"and the metrics of refusals stay empty", "err", err)
+			"and the metrics of refusals stay empty, and nothing tells of short holds and full sets (no-endpoints: hold)",
+			"err", err)
 	}
 	if err := conn.TryLabels(); err != nil {
 		rules.Unlabelled = true

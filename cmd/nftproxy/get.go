@@ -224,8 +224,9 @@ null as JSON. nftproxy status shows them, too.
 -o json and -o yaml print an object with services. Each has namespace, name,
 clusterIPs, externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
 sessionAffinitySeconds, options, endpoints, localEndpoints, obstacles, problems and,
-where connections are held, heldConnections and heldSeconds (of the first one). A port has name, protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of
-name and port), endpoints, localEndpoints and frontends; a frontend has frontend, kind
+where connections are held, heldConnections and heldSeconds (of the first one). A port
+has name, protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of name
+and port), endpoints, localEndpoints and frontends; a frontend has frontend, kind
 (clusterIP, external, nodePort), family, fate (served, refused, held, dropped,
 dropped-outside, passed, passed-outside), sourceRanges (null admits all) and chains; an
 obstacle has kind, effect (refused, held, dropped, not-served), frontends and text. Later

@@ -26,7 +26,7 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 			"causes unknown-port, unallocated-address and too-many-pings have no Service.",
 		[]string{"namespace", "service", "cause"}, nil)
 	waiting := prometheus.NewDesc("nftproxy_waiting_connections",
-		"Connections that are held since their Service has no endpoint (nftproxy.io/no-endpoints: hold), as of the last ten "+
+		"Connections that began to wait for an endpoint within the hold time (nftproxy.io/no-endpoints), as of the last ten "+
 			"seconds, by Service, for the 50 Services with the most. The empty name has those of the others together.",
 		[]string{"namespace", "service"}, nil)
 	return &collector{[]*prometheus.Desc{byCause, byService, waiting}, func(out chan<- prometheus.Metric) {
