@@ -470,6 +470,10 @@ service a/ranges created 2026-01-01T00:00:00Z
   option port-ranges 100-200/TCP
   port ranges tcp ranges=100-200
     endpoint 10.0.0.1:0 other ready serving
+service a/asleep created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.3
+  option no-endpoints hold
+  port t tcp 80
 `))
 	if err != nil {
 		t.Fatal(err)
