@@ -102,7 +102,7 @@ func TestTop(t *testing.T) {
 	for _, c := range view.Causes {
 		causes[c.Cause] = c.Packets
 	}
-	if causes["no-endpoints"] != 3 || causes["unknown-port"] != 2 || len(causes) != 6 {
+	if causes["no-endpoints"] != 3 || causes["unknown-port"] != 2 || len(causes) != 7 {
 		t.Errorf("causes: %v", causes)
 	}
 	if len(view.Refused) != 1 || view.Refused[0].Service != "shop/empty" || view.Refused[0].Packets != 3 {

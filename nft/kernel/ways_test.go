@@ -97,9 +97,9 @@ func TestWays(t *testing.T) {
 	}
 }
 
-// listed is nft's listing without what the way may decide: the order of sets, chains and elements, the sizes of sets, the
-// index of an endpoint, and objects of time-outs, which stay when nobody wants them any more (nft.Timeout). What is read
-// back has those that are wanted.
+// listed is nft's listing without what the way may decide: the order of sets, chains and elements, the sizes of sets,
+// the index of an endpoint, and objects of time-outs, which stay when nobody wants them any more (nft.Timeout). What is
+// read back has those that are wanted.
 func listed(t *testing.T, cmd netfilter.NFT, ns *testnet.Namespace) string {
 	t.Helper()
 	size := regexp.MustCompile(`\n\s*size \d+[^\n]*`)
