@@ -28,18 +28,16 @@ import (
 type flowQuery struct {
 	*plugin
 	output
-	nodes         []string
-	allNamespaces bool
-	services      []string
-	from, to      string
-	result        string
+	scope
+	services []string
+	from, to string
+	result   string
 }
 
 func (q *flowQuery) addFlags(cmd *cobra.Command) {
 	q.output.addFlags(cmd)
 	f := cmd.Flags()
-	f.StringSliceVar(&q.nodes, "node", nil, "ask only these nodes")
-	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces")
+	q.addScopeFlags(f)
 	f.StringSliceVar(&q.services, "service", nil, "only these Services of the namespace")
 	f.StringVar(&q.from, "from", "", "only these clients: an address, a CIDR, or `KIND/NAME` such as pod/NAME or "+
 		"deploy/NAME in the namespace, or node/NAME")

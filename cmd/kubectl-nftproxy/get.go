@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,9 +26,19 @@ import (
 type getCommand struct {
 	*plugin
 	output
+	scope
+	selector string
+}
+
+// scope says which nodes are asked, all if it names none, and of which Services.
+type scope struct {
 	nodes         []string
 	allNamespaces bool
-	selector      string
+}
+
+func (s *scope) addScopeFlags(f *pflag.FlagSet) {
+	f.StringSliceVar(&s.nodes, "node", nil, "ask only these nodes")
+	f.BoolVarP(&s.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces")
 }
 
 func (p *plugin) newGetCommand() *cobra.Command {
@@ -44,8 +55,7 @@ func (p *plugin) newGetCommand() *cobra.Command {
 func (c *getCommand) addFlags(cmd *cobra.Command) {
 	c.output.addFlags(cmd)
 	f := cmd.Flags()
-	f.StringSliceVar(&c.nodes, "node", nil, "ask only these nodes")
-	f.BoolVarP(&c.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces")
+	c.addScopeFlags(f)
 	f.StringVarP(&c.selector, "selector", "l", "", "only Services with these labels")
 }
 
