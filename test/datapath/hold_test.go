@@ -107,7 +107,7 @@ func (w *held) waiting() (h inspect.Held) {
 	return h
 }
 
-// await waits until a number of connections are held.
+// await waits until a number of connections are held. The kernel tells nobody of elements that rules add, so it asks.
 func (w *held) await(n int) {
 	w.Helper()
 	for start := time.Now(); w.waiting().Connections < n; time.Sleep(10 * time.Millisecond) {

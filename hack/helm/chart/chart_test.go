@@ -220,8 +220,8 @@ func TestNoValue(t *testing.T) {
 	}
 }
 
-// TestOlderValues: helm upgrade --reuse-values has the values of the chart before, which may lack a newer one. It stands
-// for its default, and no flag comes without a value.
+// TestOlderValues: helm upgrade --reuse-values has the values of the chart before, which may lack a newer one. It
+// stands for its default, and no flag comes without a value.
 func TestOlderValues(t *testing.T) {
 	want := render(t, "")["daemonset.yaml"]
 	for _, name := range []string{"counters", "eject", "flows", "balance", "dnsUDPTimeouts", "startupTaint", "extraArgs",
