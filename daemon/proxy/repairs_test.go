@@ -55,6 +55,7 @@ func TestOtherProxyRewrites(t *testing.T) {
 				r.services.Set(both("web", "10.0.0.1:80"))
 				r.sleep(time.Second)
 				r.publishAndWait()
+				r.sleep(often().MinSyncPeriod) // the loop may just have made a repair, and then rests
 				r.inForce()
 				undo(r)
 				r.sleep(30 * time.Second)
