@@ -9,18 +9,21 @@ type TB interface {
 }
 
 // Bounded calls the function, and fails the test if the function allocates more bytes than
-// the limit. Memory that is free again counts too, and so does that of goroutines beside it.
+// the limit (Allocated).
 func Bounded(t TB, limit uint64, call func()) {
 	t.Helper()
-	before := allocated()
-	call()
-	if n := allocated() - before; n > limit {
+	if n := Allocated(call); n > limit {
 		t.Errorf("%d bytes were allocated, more than %d", n, limit)
 	}
 }
 
-func allocated() uint64 {
+// Allocated calls the function, and returns how many bytes it allocates. Memory that is free again counts too, and so
+// does that of goroutines beside it.
+func Allocated(call func()) uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
-	return sample[0].Value.Uint64()
+	before := sample[0].Value.Uint64()
+	call()
+	metrics.Read(sample)
+	return sample[0].Value.Uint64() - before
 }
