@@ -30,14 +30,21 @@ type getCommand struct {
 	selector string
 }
 
+// chosenNodes says which nodes are asked. What no names stand for is the command's.
+type chosenNodes struct{ nodes []string }
+
+func (c *chosenNodes) addNodeFlag(f *pflag.FlagSet) {
+	f.StringSliceVar(&c.nodes, "node", nil, "ask only these nodes")
+}
+
 // scope says which nodes are asked, all if it names none, and of which Services.
 type scope struct {
-	nodes         []string
+	chosenNodes
 	allNamespaces bool
 }
 
 func (s *scope) addScopeFlags(f *pflag.FlagSet) {
-	f.StringSliceVar(&s.nodes, "node", nil, "ask only these nodes")
+	s.addNodeFlag(f)
 	f.BoolVarP(&s.allNamespaces, "all-namespaces", "A", false, "Services of all namespaces")
 }
 

@@ -35,7 +35,7 @@ type nodeRow struct {
 type statusCommand struct {
 	*plugin
 	output
-	nodes   []string
+	chosenNodes
 	wait    bool
 	watch   bool
 	timeout time.Duration
@@ -77,7 +77,7 @@ come in time.`,
 	}
 	c.output.addFlags(cmd)
 	f := cmd.Flags()
-	f.StringSliceVar(&c.nodes, "node", nil, "ask only these nodes")
+	c.addNodeFlag(f)
 	f.BoolVar(&c.wait, "wait", false, "wait until all is well and the DaemonSet's update is through")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Minute, "how long --wait waits")
 	f.BoolVarP(&c.watch, "watch", "w", false, "go on, and print the rows that change")

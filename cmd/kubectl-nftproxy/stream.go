@@ -20,13 +20,13 @@ import (
 // streamCommand runs a command on nodes and prints what it prints while it runs.
 type streamCommand struct {
 	*plugin
-	nodes []string
-	from  string
+	chosenNodes
+	from string
 }
 
 func (c *streamCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&c.nodes, "node", nil, "only these nodes")
+	c.addNodeFlag(f)
 	f.StringVar(&c.from, "from", "", "the node of pod/`NAME`")
 }
 

@@ -40,7 +40,7 @@ const (
 
 type sysdumpCommand struct {
 	*plugin
-	nodes   []string
+	chosenNodes
 	file    string
 	redact  bool
 	timeout time.Duration
@@ -71,7 +71,7 @@ minutes, and all of them --timeout.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd.Context()) },
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&c.nodes, "node", nil, "ask only these nodes")
+	c.addNodeFlag(f)
 	f.StringVarP(&c.file, "file", "f", "", "the `FILE` to write (default nftproxy-sysdump-TIME.tar.gz)")
 	f.BoolVar(&c.redact, "redact", false, "replace addresses and names")
 	f.DurationVar(&c.timeout, "timeout", 15*time.Minute, "how long all nodes may take")

@@ -41,7 +41,7 @@ type difference struct {
 type verifyCommand struct {
 	*plugin
 	output
-	nodes []string
+	chosenNodes
 }
 
 // verifyRound: each node lists all objects, and reads its tables twice if they differ.
@@ -70,7 +70,7 @@ tell.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd.Context()) },
 	}
 	c.output.addFlags(cmd)
-	cmd.Flags().StringSliceVar(&c.nodes, "node", nil, "ask only these nodes")
+	c.addNodeFlag(cmd.Flags())
 	return cmd
 }
 
