@@ -65,8 +65,9 @@ func (w *world) awaitHeld(ctx context.Context) error {
 	id := nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable}
 	for ctx.Err() == nil {
 		waits := false
-		if err := inspect.EachHeld(w.tables, id, func(ruleset.Place) (found, holds bool) { return true, true },
-			func(ruleset.Place, time.Duration) { waits = true }); err != nil || waits {
+		if err := inspect.EachHeld(w.tables, id, func(ruleset.Place) (ruleset.Reach, bool) {
+			return ruleset.Reach{Holds: true}, true
+		}, func(ruleset.Place, time.Duration) { waits = true }); err != nil || waits {
 			return err
 		}
 		select {

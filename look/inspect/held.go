@@ -43,24 +43,26 @@ type HeldKernel interface {
 	Learned(table nft.TableID, set *nft.Set) ([]kernel.Entry, error)
 }
 
-// EachHeld visits each connection that is held in a table, with its frontend. of says whether the table has a frontend,
-// and whether that holds. The connection is that of the first frontend that the rules find, and counts for no other if
-// that one does not hold any more.
-func EachHeld(k HeldKernel, table nft.TableID, of func(ruleset.Place) (found, holds bool),
+// EachHeld visits each connection that is held in a table, with its frontend. of says what the table has at a frontend.
+// The connection is that of the first frontend that the rules find, and counts for no other if that one does not hold
+// any more.
+func EachHeld(k HeldKernel, table nft.TableID, of func(ruleset.Place) (r ruleset.Reach, found bool),
 	visit func(at ruleset.Place, waited time.Duration)) error {
 	flows, err := k.Learned(table, ruleset.HeldFlows())
 	if err != nil {
 		return fmt.Errorf("read the connections that are held: %w", err)
 	}
 	for _, flow := range flows {
-		for _, at := range ruleset.PlacesOfFlow(table.Family, flow.Key) {
-			found, holds := of(at)
-			if holds {
+		places, port := ruleset.PlacesOfFlow(table.Family, flow.Key)
+		for _, at := range places {
+			r, found := of(at)
+			if !found || at.Ranged() && !r.Ranges.Has(port) {
+				continue
+			}
+			if r.Holds {
 				visit(at, flow.Timeout-flow.Expires)
 			}
-			if found && (holds || !at.Ranged()) { // ranges may be without the port
-				break
-			}
+			break
 		}
 	}
 	return nil
@@ -83,7 +85,11 @@ func (t *Tables) ReadHeld(k HeldKernel) error {
 		if len(at) == 0 {
 			continue
 		}
-		of := func(p ruleset.Place) (found, holds bool) { return ruleset.HasFrontend(c, p), at[p] != "" }
+		of := func(p ruleset.Place) (r ruleset.Reach, found bool) {
+			r, found = ruleset.ReachAt(c, p)
+			r.Holds = at[p] != ""
+			return r, found
+		}
 		if err := EachHeld(k, c.Table, of, func(p ruleset.Place, waited time.Duration) {
 			h := t.held[at[p]]
 			h.Add(waited)

@@ -127,6 +127,40 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 }
 
+// TestHeldBesideRanges: where an address has ranges of ports, a connection to another port does not count for them.
+func TestHeldBesideRanges(t *testing.T) {
+	b := snapshots.NewBuilder(service.Node{Name: "node"})
+	ranged := &service.Service{
+		Name: "ns/ranged", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Options:     service.Options{Hold: 30 * time.Second, PortRanges: "5000-5001/TCP,5005/TCP,5020-5029/TCP,6000/UDP"},
+	}
+	ranged.SetRangePorts()
+	b.Set(ranged)
+	b.Set(&service.Service{
+		Name: "ns/asleep", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.2")},
+		Ports:   []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080}},
+		Options: service.Options{Hold: 30 * time.Second},
+	})
+	for to, name := range map[string]service.Name{
+		"192.0.2.1:5000": "ns/ranged", "192.0.2.1:5001": "ns/ranged", "192.0.2.1:5005": "ns/ranged",
+		"10.0.0.1:5029": "ns/ranged", "192.0.2.1:30080": "ns/asleep", "192.0.2.1:5002": "", "192.0.2.1:6000": "",
+		"10.0.0.1:5019": "", "192.0.2.1:50000": "",
+	} {
+		k := newCounters()
+		c := traffic.NewRefusalCounter(k, k.clock)
+		c.Follow(ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot()))
+		k.flows = []kernel.Entry{flow("203.0.113.1:1000", to, 0)}
+		var want []traffic.Held
+		if name != "" {
+			want = []traffic.Held{{Name: name, Connections: 1, Since: k.now}}
+		}
+		if diff := cmp.Diff(want, c.Look().Held); diff != "" {
+			t.Errorf("held at %s (-want +got):\n%s", to, diff)
+		}
+	}
+}
+
 // TestHeldIsMeant: clients that are held again and again are no persistent clients, and take no turn from those.
 func TestHeldIsMeant(t *testing.T) {
 	k := newCounters()

@@ -129,10 +129,10 @@ type family struct {
 	unnoted   map[string]uint64
 }
 
-// frontend has its Service, and whether it holds connections.
+// frontend has its Service, and what that has there.
 type frontend struct {
 	service service.Name
-	holds   bool
+	ruleset.Reach
 }
 
 // element is where an element is, and the cause that it counts.
@@ -215,9 +215,10 @@ func (f *family) setFrontends(name service.Name, old, now *nft.Part) {
 			delete(f.frontends, at)
 		}
 	}
-	for at, holds := range ruleset.Frontends(now) {
+	for at, r := range ruleset.Frontends(now) {
 		known := f.frontends[at]
-		f.frontends[at] = frontend{name, holds || known.service == name && known.holds}
+		r.Holds = r.Holds || known.service == name && known.Holds
+		f.frontends[at] = frontend{name, r}
 	}
 }
 
@@ -253,7 +254,7 @@ func (c *RefusalCounter) Look() Refusals {
 		look.Persistent[i].Total = c.totals[look.Persistent[i].Subject]
 	}
 	for _, h := range c.held {
-		if c.holds(h.Name) {
+		if Holds(c.program, h.Name) {
 			look.Held = append(look.Held, h)
 		}
 	}
@@ -269,11 +270,11 @@ type packets struct {
 	held           map[service.Name]bool
 }
 
-// holds says whether a Service has a frontend that holds.
-func (c *RefusalCounter) holds(name service.Name) bool {
+// Holds says whether a Service has a frontend that holds.
+func Holds(p *nft.Program, name service.Name) bool {
 	for _, f := range nft.Families() {
-		for _, holds := range ruleset.Frontends(c.program.Table(f).Parts.At(string(name))) {
-			if holds {
+		for _, r := range ruleset.Frontends(p.Table(f).Parts.At(string(name))) {
+			if r.Holds {
 				return true
 			}
 		}
@@ -296,9 +297,9 @@ func (c *RefusalCounter) lookAtHeld(now time.Time, counted map[service.Name]bool
 			return err
 		}
 		c.heldFull = c.heldFull || full
-		err = inspect.EachHeld(c.kernel, table.ID(), func(at ruleset.Place) (found, holds bool) {
+		err = inspect.EachHeld(c.kernel, table.ID(), func(at ruleset.Place) (r ruleset.Reach, found bool) {
 			frontend, found := known.frontends[at]
-			return found, frontend.holds
+			return frontend.Reach, found
 		}, func(at ruleset.Place, waited time.Duration) {
 			name := known.frontends[at].service
 			h := held[name]

@@ -1,11 +1,13 @@
 package ruleset
 
 import (
+	"encoding/binary"
 	"iter"
 	"strconv"
 	"strings"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -133,26 +135,54 @@ func PlaceOf(set string, key nft.Value) (at Place, ok bool) {
 	return Place{}, false
 }
 
-// HasFrontend says whether a table has a frontend there.
-func HasFrontend(c *nft.Contents, at Place) bool {
-	set := c.Sets[at.Set]
-	if set == nil {
-		return false
-	}
-	_, found := set.Elements[at.Key]
-	return found
+// Reach is which packets a frontend gets, and whether it holds them.
+type Reach struct {
+	Holds bool
+	// Ranges are the only ports, if the Place is Ranged.
+	Ranges service.PortRanges
 }
 
-// Frontends yields the frontends of a part, and whether they hold packets. One behind source ranges comes twice, and
-// holds if it does so once. The part may be nil.
-func Frontends(part *nft.Part) iter.Seq2[Place, bool] {
-	return func(yield func(Place, bool) bool) {
+// ReachAt returns what a table has at a frontend without source ranges; ok is false if it has no such frontend.
+func ReachAt(c *nft.Contents, at Place) (r Reach, ok bool) {
+	element := func(name string) (e nft.Element, ok bool) {
+		if set := c.Sets[name]; set != nil {
+			e, ok = set.Elements[at.Key]
+		}
+		return e, ok
+	}
+	e, ok := element(at.Set)
+	r.Holds = holdOf(e.Verdict.Chain) > 0
+	if at.Ranged() {
+		list, _ := element(portRanges)
+		r.Ranges = rangesOf(list.Verdict.Chain)
+	}
+	return r, ok
+}
+
+// Frontends yields the frontends of a part. One behind source ranges comes twice, and holds if it does so once. The
+// part may be nil.
+func Frontends(part *nft.Part) iter.Seq2[Place, Reach] {
+	return func(yield func(Place, Reach) bool) {
 		if part == nil {
 			return
 		}
+		ranges := map[nft.Value]service.PortRanges{}
+		for i := range part.Elements {
+			if e := &part.Elements[i]; e.Set == portRanges {
+				ranges[e.Key] = rangesOf(e.Verdict.Chain)
+			}
+		}
 		for i := range part.Elements {
 			e := &part.Elements[i]
-			if at, ok := PlaceOf(e.Set, e.Key); ok && !yield(at, holdOf(e.Verdict.Chain) > 0) {
+			at, ok := PlaceOf(e.Set, e.Key)
+			if !ok {
+				continue
+			}
+			r := Reach{Holds: holdOf(e.Verdict.Chain) > 0}
+			if at.Ranged() {
+				r.Ranges = ranges[at.Key]
+			}
+			if !yield(at, r) {
 				return
 			}
 		}
@@ -170,16 +200,17 @@ func CountUnnoted(table *nft.Table) iter.Seq[string] {
 	}
 }
 
-// PlacesOfFlow returns the frontends that a flow of HeldFlows may have asked, in the order in which the rules look.
-func PlacesOfFlow(f nft.Family, flow nft.Value) [3]Place {
-	var places [3]Place
+// PlacesOfFlow returns the frontends that a flow of HeldFlows may have asked, in the order in which the rules look, and
+// the port that it asked for.
+func PlacesOfFlow(f nft.Family, flow nft.Value) (places [3]Place, asked uint16) {
 	client := f.AddrLen() + nft.Fields{nft.Sport}.Len(f)
 	frontend := flow[:max(0, len(flow)-client)]
 	protocol, port := f.AddrLen(), f.AddrLen()+nft.Fields{nft.L4Proto}.Len(f)
-	if len(frontend) < port {
-		return places
+	if len(frontend) < port+2 {
+		return places, 0
 	}
-	return [3]Place{{services, frontend}, {rangeServices, frontend[:port]}, {nodePorts, frontend[protocol:]}}
+	return [3]Place{{services, frontend}, {rangeServices, frontend[:port]}, {nodePorts, frontend[protocol:]}},
+		binary.BigEndian.Uint16([]byte(frontend[port : port+2]))
 }
 
 // HeldFor returns for how long a frontend's verdict holds; 0 if it does not.

@@ -120,7 +120,16 @@ func findRanges() nft.Rule { return FindRanges.rule(nft.VMap{Key: rangeKey(), Ma
 // serveRanges leads an address and protocol to the list of the port's ranges. The list's name says the ranges, so that
 // equal lists are one. It has at most 204 bytes (service.MaxPortRanges).
 func (c *serviceCompiler) serveRanges(f frontend, p *service.Port) {
-	list := rangeList{rangeListPrefix + strings.ReplaceAll(string(p.Ranges), ",", "_"), p.Ranges}
+	list := rangeList{rangeListPrefix + strings.ReplaceAll(string(p.Ranges), ",", "_"), p.Ranges} // as rangesOf reads it
 	define(c, list.name, list)
 	c.addVerdict(f, portRanges, jump(list.name))
+}
+
+// rangesOf returns the ranges of the list whose chain has that name; none for another chain.
+func rangesOf(chain string) service.PortRanges {
+	text, is := strings.CutPrefix(chain, rangeListPrefix)
+	if !is {
+		return ""
+	}
+	return service.PortRanges(strings.ReplaceAll(text, "_", ","))
 }

@@ -94,13 +94,14 @@ func (w *held) serve(hold, policy string, weight int) {
 func (w *held) waiting() (h inspect.Held) {
 	w.Helper()
 	for _, f := range nft.Families() {
-		frontends := map[ruleset.Place]bool{}
-		for at, holds := range ruleset.Frontends(w.program.Table(f).Parts.At("a/web")) {
-			frontends[at] = frontends[at] || holds
+		frontends := map[ruleset.Place]ruleset.Reach{}
+		for at, r := range ruleset.Frontends(w.program.Table(f).Parts.At("a/web")) {
+			r.Holds = r.Holds || frontends[at].Holds
+			frontends[at] = r
 		}
-		err := inspect.EachHeld(w.conn, w.program.Table(f).ID(), func(at ruleset.Place) (found, holds bool) {
-			holds, found = frontends[at]
-			return found, holds
+		err := inspect.EachHeld(w.conn, w.program.Table(f).ID(), func(at ruleset.Place) (r ruleset.Reach, found bool) {
+			r, found = frontends[at]
+			return r, found
 		}, func(_ ruleset.Place, waited time.Duration) { h.Add(waited) })
 		w.must(err)
 	}

@@ -224,7 +224,11 @@ func (n *Node) held(q explain.Question, at ruleset.Place) string {
 	var held inspect.Held
 	contents := n.contentsFor(q.Packet.Dst.Addr())
 	err := inspect.EachHeld(n.conn, contents.Table,
-		func(p ruleset.Place) (found, holds bool) { return ruleset.HasFrontend(contents, p), p == at },
+		func(p ruleset.Place) (r ruleset.Reach, found bool) {
+			r, found = ruleset.ReachAt(contents, p)
+			r.Holds = p == at
+			return r, found
+		},
 		func(_ ruleset.Place, waited time.Duration) { held.Add(waited) })
 	n.failed = errors.Join(n.failed, err)
 	return held.String()
