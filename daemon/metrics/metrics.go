@@ -76,7 +76,7 @@ func New(r prometheus.Registerer) *Metrics {
 	m.kubeProxys.register(m.factory)
 	m.registerOwn(m.factory)
 	m.otherProxies.register(m.factory)
-	r.MustRegister(collectProgramSize(&m.program), collectRefusals(&m.refused))
+	r.MustRegister(collectProgramSize(&m.program), collectRefusals(&m.refused, &m.program))
 	return m
 }
 

@@ -15,7 +15,8 @@ import (
 const maxRefusedServices = 50
 
 // collectRefusals collects the refused and dropped packets of the latest look. Before the first look all causes have 0.
-func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
+// Nobody waits for a Service that holds no more by the latest program.
+func collectRefusals(latest *atomic.Pointer[traffic.Refusals], program *atomic.Pointer[nft.Program]) *collector {
 	byCause := prometheus.NewDesc("nftproxy_refused_packets_total",
 		"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped "+
 			"(no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings, held), as of the last ten "+
@@ -45,13 +46,16 @@ func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
 			out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name,
 				string(s.Cause))
 		}
-		others := 0
-		for i, h := range look.Held {
-			if namespace, name := h.Name.Split(); i < maxRefusedServices {
+		shown, others, now := 0, 0, program.Load()
+		for _, h := range look.Held {
+			switch namespace, name := h.Name.Split(); {
+			case now != nil && !traffic.Holds(now, h.Name):
+			case shown < maxRefusedServices:
 				out <- prometheus.MustNewConstMetric(waiting, prometheus.GaugeValue, float64(h.Connections), namespace, name)
-				continue
+				shown++
+			default:
+				others += h.Connections
 			}
-			others += h.Connections
 		}
 		out <- prometheus.MustNewConstMetric(waiting, prometheus.GaugeValue, float64(others), "", "")
 	}}
