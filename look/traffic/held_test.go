@@ -44,7 +44,7 @@ func heldKey(ip string) string { return "held" + string(flow("10.1.0.1:1", ip+":
 // What the kernel had counted before the first look says of nobody that he waits.
 func TestHeld(t *testing.T) {
 	k := newCounters()
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	look := func() traffic.Refusals {
 		t.Helper()
 		k.now = k.now.Add(10 * time.Second)
@@ -97,6 +97,61 @@ func TestHeld(t *testing.T) {
 	}
 }
 
+// TestHeldFlood: while a flood makes the reading of the flows dear, the counters are read as often as ever. So a
+// Service that gets its first client, or refuses some, is seen at once. The flows are read when their budget allows.
+func TestHeldFlood(t *testing.T) {
+	k := newCounters()
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
+	c.Follow(holding(map[string]uint16{"10.0.0.1": 0, "10.0.0.2": 0, "10.0.0.3": 0}))
+	look := func() traffic.Refusals {
+		t.Helper()
+		k.now = k.now.Add(10 * time.Second)
+		l := c.Look()
+		if l.Err != nil {
+			t.Fatal(l.Err)
+		}
+		return l
+	}
+	packet := func(ip string) { k.elements[heldKey(ip)]++; k.chains["ip held"]++ }
+	look()
+	k.flows = []kernel.Entry{flow("203.0.113.1:1", "10.0.0.1:80", 0), flow("203.0.113.1:2", "10.0.0.1:80", 0)}
+	k.flowsCost = 500 * time.Millisecond // 90 s until the next reading
+	readings := k.readings
+	first := look()
+	flood := traffic.Held{Name: "ns/10.0.0.1", Connections: 2, Since: first.At}
+	if diff := cmp.Diff([]traffic.Held{flood}, first.Held); diff != "" {
+		t.Errorf("a flood (-want +got):\n%s", diff)
+	}
+	var want []traffic.Held
+	for i, ip := range []string{"10.0.0.2", "10.0.0.3"} {
+		packet(ip)
+		k.refuse(ip, 1)
+		l := look()
+		want = append(want, traffic.Held{Name: service.NewName("ns", ip), Connections: 1, Since: l.At})
+		if diff := cmp.Diff(append([]traffic.Held{flood}, want...), l.Held); diff != "" {
+			t.Errorf("beside the flood (-want +got):\n%s", diff)
+		}
+		if len(l.Services) != 2*(i+1) {
+			t.Errorf("beside the flood, of %d Services and causes packets have counted: %v", 2*(i+1), texts(l.Services))
+		}
+	}
+	packet("10.0.0.1")
+	for range 6 {
+		look()
+	}
+	if k.readings != readings+1 {
+		t.Errorf("the flows were read %d times within 90 s", k.readings-readings)
+	}
+	if look(); k.readings != readings+2 {
+		t.Error("the flows were not read again")
+	}
+	k.flows, k.flowsCost = nil, 0
+	k.now = k.now.Add(100 * time.Second)
+	if l := look(); len(l.Held) > 0 {
+		t.Errorf("after the flood %v are held", l.Held)
+	}
+}
+
 // TestHeldElsewhere: connections that wait for a Service which has its endpoint by now do not count for another one
 // whose node port has the same number.
 func TestHeldElsewhere(t *testing.T) {
@@ -113,7 +168,7 @@ func TestHeldElsewhere(t *testing.T) {
 		Options: service.Options{Hold: 30 * time.Second},
 	})
 	k := newCounters()
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	c.Follow(ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot()))
 	k.flows = []kernel.Entry{flow("10.1.0.1:1000", "10.0.0.1:30080", time.Second)}
 	if l := c.Look(); l.Err != nil || len(l.Held) > 0 {
@@ -148,7 +203,7 @@ func TestHeldBesideRanges(t *testing.T) {
 		"10.0.0.1:5019": "", "192.0.2.1:50000": "",
 	} {
 		k := newCounters()
-		c := traffic.NewRefusalCounter(k, k.clock)
+		c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 		c.Follow(ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot()))
 		k.flows = []kernel.Entry{flow("203.0.113.1:1000", to, 0)}
 		var want []traffic.Held
@@ -164,7 +219,7 @@ func TestHeldBesideRanges(t *testing.T) {
 // TestHeldIsMeant: clients that are held again and again are no persistent clients, and take no turn from those.
 func TestHeldIsMeant(t *testing.T) {
 	k := newCounters()
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	c.Follow(holding(map[string]uint16{"10.0.0.1": 0}))
 	for range 5 {
 		k.now = k.now.Add(10 * time.Second)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"maps"
+	"runtime"
 	"slices"
 	"time"
 
@@ -54,9 +55,9 @@ type Refusals struct {
 	// Persistent has the Subjects whose clients do not give up (see habit), of packets that are not
 	// meant to be dropped (ruleset.Promised, source ranges, connections that are held).
 	Persistent []Refused
-	// Held has the Services whose connections are held, as of the last time when the budget allowed to read them, but
-	// for those that hold none any more, the most connections first. HeldFull says that the kernel had no room to
-	// remember some connections between two readings, so that more may wait.
+	// Held has the Services whose connections are held, as of the last time when their budget allowed to read them, and
+	// those with packets since then, but for those that hold none any more, the most connections first. HeldFull says
+	// that the kernel had no room to remember some connections between two readings, so that more may wait.
 	Held     []Held
 	HeldFull bool
 	// Err is why the numbers may be behind, or nil.
@@ -66,13 +67,14 @@ type Refusals struct {
 // Held is a Service whose connections are held.
 type Held struct {
 	Name service.Name
-	// Connections is how many are, at least one if the kernel has counted a packet between two readings of this
-	// RefusalCounter. Since is when the first of them began to wait.
+	// Connections is how many are, at least one if the kernel has counted a packet since the reading before the last.
+	// Since is when the first of them began to wait.
 	Connections int
 	Since       time.Time
 }
 
-// budgetShare is the part of a core that reading elements may take: one in so many. Chains
+// budgetShare is the part of a core that reading elements may take: one in so many. Reading the connections that are
+// held may take another one, so that a flood of them delays neither the counters nor what follows from these. Chains
 // are some twenty requests for each look, however many Services there are.
 const (
 	budgetShare = 200
@@ -83,26 +85,31 @@ const (
 type RefusalCounter struct {
 	kernel   RefusalKernel
 	clock    func() time.Time
+	cpu      func() time.Duration
 	program  *nft.Program
 	families ip.PerFamily[family]
 	habits   habits
 	// totals are since the beginning. A Subject stays until its Service leaves the program.
 	totals map[Subject]uint64
-	// budget pays for reading elements.
-	budget pace.Budget
-	// held and heldFull are the latest that were read.
+	// budget pays for reading elements, and heldBudget for reading the connections that are held.
+	budget, heldBudget pace.Budget
+	// held and heldFull are the latest that were read. counted is since when the kernel has counted packets that were
+	// held since then.
 	held     []Held
 	heldFull bool
+	counted  map[service.Name]time.Time
 	// sets has the causes of the sets whose elements count.
 	sets map[string]ruleset.Cause
 }
 
-// NewRefusalCounter makes a RefusalCounter without a program. The clock is time.Now, but in tests.
-func NewRefusalCounter(k RefusalKernel, clock func() time.Time) *RefusalCounter {
+// NewRefusalCounter makes a RefusalCounter without a program. The clock is time.Now, but in tests. cpu is the CPU time
+// of the calling thread so far.
+func NewRefusalCounter(k RefusalKernel, clock func() time.Time, cpu func() time.Duration) *RefusalCounter {
+	budget := pace.Budget{Rest: budgetShare, Burst: budgetBurst}
 	c := &RefusalCounter{
-		kernel: k, clock: clock, totals: map[Subject]uint64{},
+		kernel: k, clock: clock, cpu: cpu, totals: map[Subject]uint64{}, counted: map[service.Name]time.Time{},
 		habits: habits{map[Subject]int{}, map[Subject]time.Time{}, rate.NewLimiter(rate.Every(reportPeriod), reportBurst)},
-		budget: pace.Budget{Rest: budgetShare, Burst: budgetBurst}, sets: ruleset.RefusalSets(),
+		budget: budget, heldBudget: budget, sets: ruleset.RefusalSets(),
 	}
 	for i := range c.families {
 		c.families[i] = family{chains: map[string]uint64{}, causes: map[ruleset.Cause]uint64{},
@@ -222,6 +229,18 @@ func (f *family) setFrontends(name service.Name, old, now *nft.Part) {
 	}
 }
 
+// within does work if the budget allows it.
+func (c *RefusalCounter) within(b *pace.Budget, work func()) {
+	if c.clock().Before(b.Ready()) {
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := c.cpu()
+	work()
+	b.Spend(c.clock(), c.cpu()-began)
+}
+
 // Look reads the counters. It asks elements only where their cause's chain has counted
 // packets, and where the budget allows; otherwise a later look does.
 func (c *RefusalCounter) Look() Refusals {
@@ -235,15 +254,18 @@ func (c *RefusalCounter) Look() Refusals {
 		look.Causes[i] = maps.Clone(c.families[i].causes)
 	}
 	found := packets{map[Subject]uint64{}, map[Subject]uint64{}, map[service.Name]bool{}}
-	if !look.At.Before(c.budget.Ready()) {
+	c.within(&c.budget, func() {
 		for i, f := range nft.Families() {
 			errs = append(errs, c.lookAtElements(i, c.program.Table(f), found))
 		}
-		errs = append(errs, c.lookAtHeld(look.At, found.held))
-		now := c.clock()
-		c.budget.Spend(now, now.Sub(look.At))
 		look.Persistent = c.habits.notice(look.At, found.unwanted)
+	})
+	for name := range found.held {
+		if _, known := c.counted[name]; !known {
+			c.counted[name] = look.At
+		}
 	}
+	c.within(&c.heldBudget, func() { errs = append(errs, c.lookAtHeld(look.At)) })
 	for s, total := range c.totals {
 		look.Services = append(look.Services, Refused{s, found.more[s], total})
 	}
@@ -253,12 +275,7 @@ func (c *RefusalCounter) Look() Refusals {
 	for i := range look.Persistent {
 		look.Persistent[i].Total = c.totals[look.Persistent[i].Subject]
 	}
-	for _, h := range c.held {
-		if Holds(c.program, h.Name) {
-			look.Held = append(look.Held, h)
-		}
-	}
-	look.HeldFull = c.heldFull
+	look.Held, look.HeldFull = c.heldNow(), c.heldFull
 	look.Err = errors.Join(errs...)
 	return look
 }
@@ -282,8 +299,30 @@ func Holds(p *nft.Program, name service.Name) bool {
 	return false
 }
 
-// lookAtHeld reads the connections that are held. counted has the Services with packets since the last reading.
-func (c *RefusalCounter) lookAtHeld(now time.Time, counted map[service.Name]bool) error {
+// heldNow has what was read, and the Services with packets since then.
+func (c *RefusalCounter) heldNow() []Held {
+	known := make(map[service.Name]bool, len(c.held))
+	var list []Held
+	add := func(h Held) {
+		if !known[h.Name] && Holds(c.program, h.Name) {
+			known[h.Name] = true
+			list = append(list, h)
+		}
+	}
+	for _, h := range c.held {
+		add(h)
+	}
+	for name, since := range c.counted {
+		add(Held{name, 1, since})
+	}
+	slices.SortFunc(list, func(a, b Held) int {
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.Name, b.Name))
+	})
+	return list
+}
+
+// lookAtHeld reads the connections that are held. A Service with packets since the last reading has at least one.
+func (c *RefusalCounter) lookAtHeld(now time.Time) error {
 	held := map[service.Name]inspect.Held{}
 	c.heldFull = false
 	for i, f := range nft.Families() {
@@ -310,18 +349,16 @@ func (c *RefusalCounter) lookAtHeld(now time.Time, counted map[service.Name]bool
 			return err
 		}
 	}
-	for name := range counted {
-		if held[name].Connections == 0 {
-			held[name] = inspect.Held{Connections: 1}
-		}
-	}
 	c.held = nil
 	for name, h := range held {
 		c.held = append(c.held, Held{name, h.Connections, now.Add(-h.Longest)})
 	}
-	slices.SortFunc(c.held, func(a, b Held) int {
-		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.Name, b.Name))
-	})
+	for name, since := range c.counted {
+		if held[name].Connections == 0 {
+			c.held = append(c.held, Held{name, 1, since})
+		}
+	}
+	clear(c.counted)
 	return nil
 }
 

@@ -27,10 +27,12 @@ type counters struct {
 	flows []kernel.Entry
 	// asked counts the elements that were asked for.
 	asked int
-	// cost is how much the clock goes on for each element.
-	cost time.Duration
-	now  time.Time
-	err  error
+	// cost is how much the clock goes on for each element, and flowsCost for a reading of the flows, of which there were
+	// so many.
+	cost, flowsCost time.Duration
+	readings        int
+	now             time.Time
+	err             error
 }
 
 func newCounters() *counters {
@@ -39,6 +41,9 @@ func newCounters() *counters {
 }
 
 func (c *counters) clock() time.Time { return c.now }
+
+// cpu goes on with the clock, which stands still while nothing works.
+func (c *counters) cpu() time.Duration { return time.Duration(c.now.UnixNano()) }
 
 func (c *counters) ChainCount(table nft.TableID, chain string) (uint64, error) {
 	return c.chains[table.Family.String()+" "+chain], c.err
@@ -57,6 +62,8 @@ func (c *counters) Counts(_ nft.TableID, set *nft.Set, keys []nft.Value, visit f
 
 func (c *counters) Learned(table nft.TableID, set *nft.Set) ([]kernel.Entry, error) {
 	if table.Family == nft.IPv4 && set.Name == ruleset.HeldFlows().Name {
+		c.readings++
+		c.now = c.now.Add(c.flowsCost)
 		return c.flows, c.err
 	}
 	return nil, c.err
@@ -100,7 +107,7 @@ func want(t *testing.T, when string, got []traffic.Refused, lines ...string) {
 // chains that are rewritten, Services that come and go.
 func TestTotals(t *testing.T) {
 	k := newCounters()
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	if look := c.Look(); look.Err != nil || look.Services != nil {
 		t.Errorf("before a program: %+v", look)
 	}
@@ -167,7 +174,7 @@ func TestBudget(t *testing.T) {
 	for i := range services {
 		ips = append(ips, fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250))
 	}
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	c.Follow(program(ips...))
 	start := k.now
 	for range looks {
@@ -195,7 +202,7 @@ func TestBudget(t *testing.T) {
 // minutes. Many Services at once are not all reported at once.
 func TestPersistent(t *testing.T) {
 	k := newCounters()
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	c.Follow(program("10.0.0.1", "10.0.0.2"))
 	look := func(ips ...string) []traffic.Refused {
 		k.now = k.now.Add(10 * time.Second)
@@ -266,7 +273,7 @@ func TestPromisedDrops(t *testing.T) {
 			t.Fatalf("nothing counts %s: %q", what, elements)
 		}
 		k := newCounters()
-		c := traffic.NewRefusalCounter(k, k.clock)
+		c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 		c.Follow(p)
 		var look traffic.Refusals
 		for range 3 {
@@ -282,7 +289,7 @@ func TestPromisedDrops(t *testing.T) {
 	}
 	// The chain node-port-refuse refuses pods of other nodes.
 	k := newCounters()
-	c := traffic.NewRefusalCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock, k.cpu)
 	c.Follow(p)
 	k.elements[elements["node-port-no-local-endpoints"]]++
 	k.chains["ip node-port-refuse"]++

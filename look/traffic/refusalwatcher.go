@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"nftproxy/conntrack"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -22,7 +23,7 @@ type RefusalWatcher struct {
 
 // NewRefusalWatcher makes a RefusalWatcher. Run calls observe after each look.
 func NewRefusalWatcher(k RefusalKernel, observe func(Refusals)) *RefusalWatcher {
-	return &RefusalWatcher{counter: NewRefusalCounter(k, time.Now), observe: observe}
+	return &RefusalWatcher{counter: NewRefusalCounter(k, time.Now, conntrack.ThreadTime), observe: observe}
 }
 
 // Notify says which program is in force after a sync. It costs nothing and never blocks.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -88,7 +89,7 @@ func NewSampler(conn *kernel.Conn, o Sample) *Sampler {
 		conn: conn, sample: o,
 		want:    ruleset.Compile(ruleset.Config{Table: o.Table}, service.Snapshot{Node: &service.Node{}}),
 		reader:  NewReader(conn, o.Table, time.Now),
-		refused: NewRefusalCounter(conn, time.Now),
+		refused: NewRefusalCounter(conn, time.Now, conntrack.ThreadTime),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
 	"nftproxy/look/traffic"
 	"nftproxy/model/service"
@@ -213,7 +214,7 @@ func TestHoldFull(t *testing.T) {
 	w := newHeld(t)
 	w.room = 1
 	w.serve("hold=1s", "Cluster", -1)
-	counter := traffic.NewRefusalCounter(w.conn, time.Now)
+	counter := traffic.NewRefusalCounter(w.conn, time.Now, conntrack.ThreadTime)
 	counter.Follow(w.program)
 	look := func() traffic.Refusals {
 		l := counter.Look()
