@@ -104,12 +104,9 @@ type Update struct {
 }
 
 // Sample matches one of so many connections, by a hash of the packet's addresses and ports: a packet that is repeated
-// has the same lot. Statements behind it in its rule only label and log: they decide nothing about the packet.
+// has the same lot. The kernel draws the seed when the rule is made, and tells it nobody, so that no client can choose
+// its lot. Statements behind it in its rule only label and log: they decide nothing about the packet.
 type Sample struct{ Of uint32 }
-
-// SampleSeed is the seed of a Sample: another one than HashSeed, so that the lot says nothing about the endpoint.
-// ("flow" in ASCII.)
-const SampleSeed uint32 = 0x666c6f77
 
 // Hash is what is hashed.
 func (Sample) Hash() Fields { return Fields{Saddr, Sport, Daddr, Dport} }
@@ -315,9 +312,9 @@ func (s Limit) Text(Family) string {
 	return fmt.Sprintf("limit rate %d/second burst %d packets", s.PerSecond, s.Burst)
 }
 
-// Text is, for example, "jhash ip saddr . th sport . ip daddr . th dport mod 16 seed 0x666c6f77 0".
+// Text is, for example, "jhash ip saddr . th sport . ip daddr . th dport mod 16 0".
 func (s Sample) Text(f Family) string {
-	return fmt.Sprintf("jhash %s mod %d seed 0x%x 0", s.Hash().Text(f), s.Of, SampleSeed)
+	return fmt.Sprintf("jhash %s mod %d 0", s.Hash().Text(f), s.Of)
 }
 
 // Text is, for example, `log prefix "1/16" group 28000 snaplen 64`.

@@ -137,7 +137,7 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 	case nft.DNATTo:
 		return natToExpressions(expr.NAT{Type: expr.NATTypeDestNAT}, s.Addr, family)
 	case nft.Sample:
-		hash := hashExpressions(s.Hash(), expr.Hash{Modulus: s.Of, Seed: nft.SampleSeed}, family, 0, wordsOfOne)
+		hash := hashExpressions(s.Hash(), expr.Hash{Modulus: s.Of}, family, 0, wordsOfOne)
 		return append(hash, compareExpression(false, nfnetlink.HostOrder(0))), nil
 	case nft.Log:
 		return []expr.Any{&expr.Log{Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN,
