@@ -63,8 +63,9 @@ It needs nftproxy run with --nftproxy-flows=1/N, and finds it as status does.
 --follow shows flows as they come: when the result is known, and again when they end.
 
 -o json and -o yaml print an object with node, time (the node's), since (none of the flows
-that began after it has been forgotten), flows and, if nftproxy cannot follow any now,
-error; with --follow one flow after the other.
+that began after it has been forgotten), sinceIn (the same for each namespace; "" for all
+others), flows and, if nftproxy cannot follow any now, error; with --follow one flow after
+the other.
 A flow has seq (grows with each change), id, begin, protocol, client, service, port, way,
 address, endpoint (empty for none), result, cause, answerSeconds (null for none), ended,
 seconds, packetsFrom, bytesFrom, packetsTo, bytesTo and weight. Later versions may add

@@ -158,24 +158,33 @@ func (f *Follower) Counts() flows.Counts {
 // List returns what has changed after a Seq, in the order of the changes: 0 for all that is remembered.
 func (f *Follower) List(after uint64) []flows.Flow {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.tracker.List(after)
+	list := f.tracker.List(after)
+	f.mu.Unlock() // No packet waits while they are sorted.
+	slices.SortFunc(list, func(a, b flows.Flow) int { return cmp.Compare(a.Seq, b.Seq) })
+	return list
 }
 
-// Since returns a moment: of the flows that began after it, none has been forgotten.
-func (f *Follower) Since() time.Time {
+// since returns moments: of the flows that began after all, none has been forgotten, and of those of a namespace none
+// after in.
+func (f *Follower) since(namespace string) (all, in time.Time) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if since := f.tracker.Since(); since.After(f.began) {
-		return since.UTC()
+	all, in = f.tracker.Since(), f.tracker.SinceIn(namespace)
+	f.mu.Unlock()
+	for _, at := range []*time.Time{&all, &in} {
+		if at.Before(f.began) {
+			*at = f.began
+		}
+		*at = at.UTC()
 	}
-	return f.began.UTC()
+	return all, in
 }
 
 // Of returns what is remembered of a Service's connections. Of those that began after since, none has been forgotten.
 func (f *Follower) Of(name service.Name) (list []flows.Flow, since time.Time) {
 	list = slices.DeleteFunc(f.List(0), func(one flows.Flow) bool { return one.Service != name })
-	return list, f.Since()
+	namespace, _ := name.Split()
+	_, since = f.since(namespace)
+	return list, since
 }
 
 // Silence says why nothing is heard; nil ends that.

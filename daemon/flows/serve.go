@@ -38,10 +38,12 @@ const (
 // Answer is what is served.
 type Answer struct {
 	Node string `json:"node"`
-	// Time is the node's. Of the flows that began after Since, none has been forgotten.
-	Time  time.Time    `json:"time"`
-	Since time.Time    `json:"since"`
-	Flows []flows.Flow `json:"flows"`
+	// Time is the node's. Of the flows that began after Since, none has been forgotten. SinceIn has the same for the
+	// flows of each namespace of Flows; the empty name stands for all others. It is nil from a node that knows Since only.
+	Time    time.Time            `json:"time"`
+	Since   time.Time            `json:"since"`
+	SinceIn map[string]time.Time `json:"sinceIn"`
+	Flows   []flows.Flow         `json:"flows"`
 	// Error is why nothing is followed now; empty while something is.
 	Error string `json:"error,omitempty"`
 }
@@ -97,7 +99,16 @@ func (f *Follower) body(r *http.Request, turn chan struct{}, node string, since 
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(Answer{Node: node, Time: time.Now().UTC(), Since: f.Since(), Flows: list, Error: f.Silent()})
+	all, others := f.since("")
+	a := Answer{Node: node, Time: time.Now().UTC(), Since: all, SinceIn: map[string]time.Time{"": others}, Flows: list,
+		Error: f.Silent()}
+	for i := range list {
+		namespace, _ := list[i].Service.Split()
+		if _, known := a.SinceIn[namespace]; !known {
+			_, a.SinceIn[namespace] = f.since(namespace)
+		}
+	}
+	return json.Marshal(a)
 }
 
 // selected lists the flows of the Services that a query names, of all if it names none. A Service is known while the

@@ -1,13 +1,17 @@
 package flows
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -160,5 +164,39 @@ func TestHandlerServices(t *testing.T) {
 		if code != wantCode || !strings.Contains(body, want) {
 			t.Errorf("%q: %d: %s", query, code, body)
 		}
+	}
+}
+
+// TestHandlerSince: the answer is in the order of the changes, and has a time since when it is whole for each namespace
+// that it names. A busy one shortens no other's.
+func TestHandlerSince(t *testing.T) {
+	f := New(Config{Observe: func(flows.Change) {}})
+	f.began = time.Now().Add(-time.Hour)
+	begin(f, 1, "calm/s", f.began.Add(time.Minute))
+	ended := time.Now().Add(-time.Minute)
+	for i := range 2 * Most { // Each one ends that before.
+		f.locked(func() {
+			f.tracker.Begin(flows.Start{Key: flows.Key{Protocol: service.TCP, Src: netip.MustParseAddrPort("10.0.0.2:1")},
+				At: ended, Seen: ended, Rate: 1, Cause: fmt.Sprint(i)}, flows.Owner{Service: "busy/s"})
+		})
+	}
+	w := httptest.NewRecorder()
+	f.Handler("node-1").ServeHTTP(w, request(t, ""))
+	var a Answer
+	if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]time.Time{"": f.began.UTC(), "calm": f.began.UTC(), "busy": ended.UTC()}
+	for name, at := range want {
+		if !a.SinceIn[name].Equal(at) || len(a.SinceIn) != len(want) {
+			t.Errorf("%q: %v, want %v; of all %v", name, a.SinceIn[name], at, a.SinceIn)
+		}
+	}
+	if !a.Since.Equal(ended) {
+		t.Errorf("since %v, want %v", a.Since, ended)
+	}
+	bySeq := func(a, b flows.Flow) int { return cmp.Compare(a.Seq, b.Seq) }
+	if len(a.Flows) < Most || !slices.IsSortedFunc(a.Flows, bySeq) {
+		t.Errorf("%d flows in another order", len(a.Flows))
 	}
 }

@@ -9,10 +9,12 @@ import (
 // most is forgotten: one tenant's do not drive out all others'.
 type ended struct {
 	most, count int
-	// since is when the last one ended that has been forgotten.
-	since  time.Time
-	spaces map[string]*endedOf
-	queue  endedQueue
+	// since is when the last one ended that has been forgotten, and sinceIn the same of each namespace. Of those that it
+	// does not have, none that ended after others has been.
+	since, others time.Time
+	sinceIn       map[string]time.Time
+	spaces        map[string]*endedOf
+	queue         endedQueue
 }
 
 // endedOf has those of a namespace, the oldest first.
@@ -22,7 +24,9 @@ type endedOf struct {
 	place     int // in the queue
 }
 
-func newEnded(most int) ended { return ended{most: most, spaces: map[string]*endedOf{}} }
+func newEnded(most int) ended {
+	return ended{most: most, sinceIn: map[string]time.Time{}, spaces: map[string]*endedOf{}}
+}
 
 func (e *ended) add(f Flow) {
 	namespace, _ := f.Service.Split()
@@ -43,9 +47,7 @@ func (e *ended) add(f Flow) {
 // evict forgets one.
 func (e *ended) evict() {
 	of := e.queue[0]
-	if at := of.flows[0].end(); at.After(e.since) {
-		e.since = at
-	}
+	e.forgot(of.namespace, of.flows[0].end())
 	e.count--
 	if of.flows = of.flows[1:]; len(of.flows) > 0 {
 		heap.Fix(&e.queue, 0)
@@ -53,6 +55,20 @@ func (e *ended) evict() {
 	}
 	heap.Pop(&e.queue)
 	delete(e.spaces, of.namespace)
+}
+
+// forgot notes that one which ended at a moment is forgotten. There are no more notes than flows.
+func (e *ended) forgot(namespace string, at time.Time) {
+	if _, known := e.sinceIn[namespace]; !known && len(e.sinceIn) >= e.most {
+		e.others = e.since
+		clear(e.sinceIn)
+	}
+	if at.After(e.since) {
+		e.since = at
+	}
+	if at.After(e.sinceIn[namespace]) {
+		e.sinceIn[namespace] = at
+	}
 }
 
 // end is when an ended flow ended, by the clock of answers.

@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"encoding/binary"
 	"hash/fnv"
-	"slices"
 	"time"
 
 	"nftproxy/model/service"
@@ -521,7 +520,15 @@ func (t *Tracker) plan(o *open, at time.Time) {
 // zero time while no flow at all has been.
 func (t *Tracker) Since() time.Time { return t.ended.since }
 
-// List returns what has changed after a Seq, in the order of the changes: 0 for all that is remembered.
+// SinceIn is Since for the flows to Services of a namespace alone; a busy one has others forgotten last.
+func (t *Tracker) SinceIn(namespace string) time.Time {
+	if at, known := t.ended.sinceIn[namespace]; known && at.After(t.ended.others) {
+		return at
+	}
+	return t.ended.others
+}
+
+// List returns what has changed after a Seq, in any order: 0 for all that is remembered.
 func (t *Tracker) List(after uint64) (list []Flow) {
 	for _, o := range t.open {
 		if o.Seq > after {
@@ -535,7 +542,6 @@ func (t *Tracker) List(after uint64) (list []Flow) {
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b Flow) int { return int(int64(a.Seq - b.Seq)) })
 	return list
 }
 

@@ -1,6 +1,7 @@
 package flows_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -63,6 +64,12 @@ func newWorld(seed uint64, most int) *world {
 		}
 	}, func(name service.Name, of int) { w.thinned[name] = of })
 	return w
+}
+
+// list has the flows in the order of their changes.
+func (w *world) list() []flows.Flow {
+	bySeq := func(a, b flows.Flow) int { return cmp.Compare(a.Seq, b.Seq) }
+	return slices.SortedFunc(slices.Values(w.tracker.List(0)), bySeq)
 }
 
 // known is how long after its begin a connection's result can be known.
@@ -179,7 +186,7 @@ func TestResults(t *testing.T) {
 		for range 400 {
 			w.step(time.Second)
 		}
-		list := w.tracker.List(0)
+		list := w.list()
 		if len(list) != len(w.conns) || w.tracker.Counts() != (flows.Counts{}) {
 			t.Fatalf("seed %d: %d flows of %d connections, %+v", seed, len(list), len(w.conns), w.tracker.Counts())
 		}
@@ -218,7 +225,7 @@ func TestRepeated(t *testing.T) {
 		for range 5 {
 			w.step(100 * time.Millisecond)
 		}
-		if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Dropped || list[0].Cause != cause ||
+		if list := w.list(); len(list) != 1 || list[0].Result != flows.Dropped || list[0].Cause != cause ||
 			list[0].Ended {
 			t.Errorf("%q: a repeated packet: %+v", cause, list)
 		}
@@ -226,7 +233,7 @@ func TestRepeated(t *testing.T) {
 			w.step(time.Second)
 		}
 		w.again(c)
-		if list := w.tracker.List(0); len(list) != 2 || !list[0].Ended || list[0].Seconds != 31 {
+		if list := w.list(); len(list) != 2 || !list[0].Ended || list[0].Seconds != 31 {
 			t.Errorf("%q: a new connection: %+v", cause, list)
 		}
 	}
@@ -258,7 +265,7 @@ func TestSamePort(t *testing.T) {
 		for range 30 {
 			w.step(time.Second)
 		}
-		list := w.tracker.List(0)
+		list := w.list()
 		if len(list) != times {
 			t.Errorf("%s: %d flows: %+v", want, len(list), list)
 		}
@@ -306,7 +313,7 @@ func TestEnding(t *testing.T) {
 					w.tracker.Found(w.now, k, e)
 				}
 			}
-			got := time.Duration(w.tracker.List(0)[0].Seconds * float64(time.Second))
+			got := time.Duration(w.list()[0].Seconds * float64(time.Second))
 			if got < lasts-c.early || got > lasts+9*time.Second {
 				t.Errorf("it lasted %v, want %v", got, lasts)
 			}
@@ -411,7 +418,7 @@ func TestTenant(t *testing.T) {
 			if got < tenants*85/100 || got > tenants*115/100 {
 				t.Errorf("%d connections of the tenant, want about %d (%+v)", got, tenants, w.tracker.Counts())
 			}
-			if n := len(w.tracker.List(0)); n > 2*most {
+			if n := len(w.list()); n > 2*most {
 				t.Errorf("%d are remembered", n)
 			}
 		})
@@ -430,14 +437,14 @@ func TestHeld(t *testing.T) {
 	for range 20 {
 		w.step(100 * time.Millisecond)
 	}
-	if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Waiting || len(w.settled) != 0 {
+	if list := w.list(); len(list) != 1 || list[0].Result != flows.Waiting || len(w.settled) != 0 {
 		t.Errorf("while it is held: %+v, settled %v", list, w.settled)
 	}
 	c.dropped = false
 	for range 20 {
 		w.step(100 * time.Millisecond)
 	}
-	if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Answered || w.settled[list[0].ID] != 1 {
+	if list := w.list(); len(list) != 1 || list[0].Result != flows.Answered || w.settled[list[0].ID] != 1 {
 		t.Errorf("after that: %+v, settled %v", list, w.settled)
 	}
 }
@@ -459,12 +466,12 @@ func TestUntimed(t *testing.T) {
 		w.conns[c.Key] = c
 		w.tracker.Begin(untimed, c.to)
 		w.step(300 * time.Millisecond)
-		if list := w.tracker.List(0); len(list) != 1 || list[0].Result != flows.Waiting {
+		if list := w.list(); len(list) != 1 || list[0].Result != flows.Waiting {
 			t.Errorf("before the answer: %+v", list)
 		}
 		a.Seen, a.Refused = w.now, reset
 		w.tracker.Answer(a)
-		if list := w.tracker.List(0); len(list) != 1 || list[0].Result != want || list[0].AnswerSeconds != nil ||
+		if list := w.list(); len(list) != 1 || list[0].Result != want || list[0].AnswerSeconds != nil ||
 			!list[0].Begin.Equal(c.Seen) || list[0].Endpoint != c.endpoint {
 			t.Errorf("%+v, want it %s", list, want)
 		}
@@ -520,7 +527,7 @@ func TestThinnedAgain(t *testing.T) {
 				w.step(time.Second)
 			}
 		}
-		for _, f := range w.tracker.List(0) {
+		for _, f := range w.list() {
 			if f.Weight > bound {
 				t.Errorf("seed %d: weight %d, but no level was above 1/%d", seed, f.Weight, bound)
 			}
@@ -543,11 +550,53 @@ func TestKept(t *testing.T) {
 		w.step(time.Second)
 	}
 	count := map[service.Name]int{}
-	for _, f := range w.tracker.List(0) {
+	for _, f := range w.list() {
 		count[f.Service]++
 	}
 	if count["default/quiet"] != few || count["tenant/crowd"] != most-few {
 		t.Errorf("%v are remembered, want %d quiet ones of %d", count, few, most)
+	}
+	if at := w.tracker.SinceIn("default"); !at.IsZero() || w.tracker.SinceIn("tenant") != w.tracker.Since() {
+		t.Errorf("of the quiet ones none has been forgotten, but those since %v; of all those since %v, and of the tenant's "+
+			"%v", at, w.tracker.Since(), w.tracker.SinceIn("tenant"))
+	}
+}
+
+// TestSinceIn: what began in a namespace after its SinceIn is there, also where more namespaces have come and gone than
+// there is room for.
+func TestSinceIn(t *testing.T) {
+	const most = 16
+	later := 0
+	for seed := range uint64(20) {
+		w := newWorld(seed, most)
+		for i := range 400 {
+			space := fmt.Sprint("n", w.rng.IntN(4)) // or one of many
+			if i%3 == 0 {
+				space = fmt.Sprint("m", i)
+			}
+			w.begin(service.NewName(space, "web"))
+			w.step(10 * time.Second)
+		}
+		known := map[flows.Key]bool{}
+		for _, f := range w.list() {
+			known[flows.Key{Protocol: service.TCP, Src: f.Client, Dst: f.Address}] = true
+		}
+		for k, c := range w.conns {
+			space, _ := c.to.Service.Split()
+			since := w.tracker.SinceIn(space)
+			if since.After(w.tracker.Since()) {
+				t.Errorf("seed %d: %s is remembered since %v, and all since %v", seed, space, since, w.tracker.Since())
+			}
+			if since.Before(w.tracker.Since()) {
+				later++
+			}
+			if c.At.After(since) && !known[k] {
+				t.Errorf("seed %d: one of %s that began %v after %v has been forgotten", seed, space, c.At.Sub(since), since)
+			}
+		}
+	}
+	if later == 0 {
+		t.Error("no namespace is remembered for longer than all")
 	}
 }
 
@@ -565,7 +614,7 @@ func TestSince(t *testing.T) {
 		}
 		since, after := w.tracker.Since(), 0
 		known := map[flows.Key]bool{}
-		for _, f := range w.tracker.List(0) {
+		for _, f := range w.list() {
 			known[flows.Key{Protocol: service.TCP, Src: f.Client, Dst: f.Address}] = true
 		}
 		for k, c := range w.conns {

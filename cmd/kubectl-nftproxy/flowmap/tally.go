@@ -14,10 +14,23 @@ import (
 // Answer is what a node answers: nftproxy flows -o json.
 type Answer struct {
 	Node string `json:"node"`
-	// Time is the node's. Of the flows that began after Since, none has been forgotten.
-	Time  time.Time    `json:"time"`
-	Since time.Time    `json:"since"`
-	Flows []flows.Flow `json:"flows"`
+	// Time is the node's. Of the flows that began after Since, none has been forgotten. SinceIn has the same for the
+	// flows of each namespace; the empty name stands for all others. It is nil from a node that knows Since only.
+	Time    time.Time            `json:"time"`
+	Since   time.Time            `json:"since"`
+	SinceIn map[string]time.Time `json:"sinceIn"`
+	Flows   []flows.Flow         `json:"flows"`
+}
+
+// since returns the moment after which no flow like that one has been forgotten.
+func (a *Answer) since(f *flows.Flow) time.Time {
+	namespace, _ := f.Service.Split()
+	for _, name := range []string{namespace, ""} {
+		if at, known := a.SinceIn[name]; known {
+			return at
+		}
+	}
+	return a.Since
 }
 
 // Tally joins the answers of nodes. It is not safe for concurrent use.
@@ -47,14 +60,13 @@ func NewTally(window time.Duration, shown func(*flows.Flow) bool) *Tally {
 
 // Add adds what a node answers.
 func (t *Tally) Add(a *Answer) {
-	// A node that has forgotten flows of the window has a shorter one.
-	from := a.Time.Add(-t.window)
-	if a.Since.After(from) {
-		from = a.Since
-	}
 	for i := range a.Flows {
 		f := &a.Flows[i]
-		over := time.Duration(0)
+		// A namespace of which the node has forgotten flows of the window has a shorter one.
+		from, over := a.Time.Add(-t.window), time.Duration(0)
+		if since := a.since(f); since.After(from) {
+			from = since
+		}
 		if f.Begin.After(from) {
 			over = max(time.Second, a.Time.Sub(from))
 		}

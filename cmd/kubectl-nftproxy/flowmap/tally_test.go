@@ -81,6 +81,34 @@ func TestShortMemory(t *testing.T) {
 	}
 }
 
+// TestShortMemoryOfOne: a namespace of which a node has forgotten flows shortens the window of no other, also of one
+// that the node has no note about; a node that knows no namespaces has one window.
+func TestShortMemoryOfOne(t *testing.T) {
+	connection := func(name string) conn {
+		return conn{client: "10.0.0.1", service: name, endpoint: "10.1.0.1", result: flows.Answered, ago: 5 * time.Second,
+			weight: 300}
+	}
+	busy := answer("n", 10*time.Second, connection("busy/s"), connection("calm/s"), connection("quiet/s"))
+	for _, c := range []struct {
+		since                    map[string]time.Time
+		wantBusy, calm, wantElse float64
+	}{
+		{nil, 30, 30, 30},
+		{map[string]time.Time{"": {}, "busy": busy.Since}, 30, 1, 1},
+		{map[string]time.Time{"": busy.Time.Add(-100 * time.Second), "busy": busy.Since, "calm": {}}, 30, 1, 3},
+	} {
+		tally := flowmap.NewTally(5*time.Minute, all)
+		busy.SinceIn = c.since
+		tally.Add(busy)
+		want := map[string]float64{"busy/s": c.wantBusy, "calm/s": c.calm, "quiet/s": c.wantElse}
+		for _, l := range tally.Links(nobody) {
+			if w := want[string(l.Port.Service)]; l.PerSecond < w*0.999 || l.PerSecond > w*1.001 {
+				t.Errorf("%v: %s has %v connections a second, want %v", c.since, l.Port.Service, l.PerSecond, w)
+			}
+		}
+	}
+}
+
 // TestAnswers: the time within which a share was answered is right to a tenth.
 func TestAnswers(t *testing.T) {
 	tally := flowmap.NewTally(time.Minute, all)
