@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,11 +63,11 @@ type flowSource struct {
 	of    *cluster.Cluster
 	nodes []cluster.Node
 	*residents
-	// args are the flags for the nodes. all says that nodes cannot choose by them alone, so that shown has to.
-	args []string
-	all  bool
-	// window is the flags for nodes that know them, which spare those what is older than is used.
-	window []string
+	// args are the flags for the nodes. all says that nodes cannot choose by them alone, so that shown has to. window
+	// spares nodes what is older than is used; empty for no window.
+	args   []string
+	all    bool
+	window string
 	shown  func(*flows.Flow) bool
 }
 
@@ -138,12 +139,29 @@ func (s *flowSource) ask(ctx context.Context, last int, progress io.Writer, add 
 		last = 0
 	}
 	args := slices.Concat([]string{"flows", "-o", "json", "--last", strconv.Itoa(last)}, s.args)
+	// Older nodes do not know these flags, and do not need them.
+	var optional []string
+	if s.window != "" {
+		optional = append(optional, "--since="+s.window)
+	}
+	if last == 0 {
+		optional = append(optional, "--gzip")
+	}
 	var mu sync.Mutex
 	silent, err := cluster.Each(ctx, s.nodes, cluster.DefaultRound(progress),
 		func(ctx context.Context, n *cluster.Node) silence {
-			a, err := s.askOne(ctx, n, slices.Concat(args, s.window)...)
-			if err != nil && strings.Contains(err.Error(), "unknown flag: --since") {
-				a, err = s.askOne(ctx, n, args...)
+			known := slices.Clone(optional)
+			a, err := s.askOne(ctx, n, slices.Concat(args, known)...)
+			for err != nil {
+				before := len(known)
+				known = slices.DeleteFunc(known, func(flag string) bool {
+					name, _, _ := strings.Cut(flag, "=")
+					return strings.Contains(err.Error(), "unknown flag: "+name)
+				})
+				if len(known) == before {
+					break
+				}
+				a, err = s.askOne(ctx, n, slices.Concat(args, known)...)
 			}
 			if err != nil {
 				return silenceOf(n.Name, err)
@@ -169,9 +187,32 @@ func (s *flowSource) askOne(ctx context.Context, n *cluster.Node, args ...string
 		return nil, err
 	}
 	var a flowmap.Answer
-	err = json.Unmarshal(text, &a)
+	if text, err = unzipped(text); err == nil {
+		err = json.Unmarshal(text, &a)
+	}
 	a.Node = n.Name
 	return &a, err
+}
+
+// mostUnzipped bounds the flows of a node, in bytes.
+const mostUnzipped = 64 << 20
+
+// unzipped returns the text that a node has compressed, or one that it has not.
+func unzipped(text []byte) ([]byte, error) {
+	if !bytes.HasPrefix(text, []byte{0x1f, 0x8b}) { // RFC 1952; no JSON begins with it
+		return text, nil
+	}
+	z, err := gzip.NewReader(bytes.NewReader(text))
+	if err == nil {
+		text, err = io.ReadAll(io.LimitReader(z, mostUnzipped+1))
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("unzip the node's flows: %w", err)
+	case len(text) > mostUnzipped:
+		return nil, fmt.Errorf("the node's flows have more than %d MiB", mostUnzipped>>20)
+	}
+	return text, nil
 }
 
 // silenceOf says what a node's error means.

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,12 +158,15 @@ func TestFlowsFrom(t *testing.T) {
 		ran = strings.Join(args, " ")
 		return talk(node, args)
 	}
+	// Nodes compress what may be all of their flows.
 	for _, c := range []struct{ line, ran, clients string }{
 		{"--from 10.244.1.0/24", "flows -o json --last 100 -n shop --from 10.244.1.0/24", ""},
-		{"--from deploy/web", "flows -o json --last 0 -n shop", "pod/shop/web-5f-a pod/shop/web-5f-b"},
-		{"--from pod/web-5f-b --result answered", "flows -o json --last 0 -n shop --result answered", "pod/shop/web-5f-b"},
-		{"--from node/node-1", "flows -o json --last 0 -n shop", "node/node-1"},
-		{"--to sts/cart --from deployments/web", "flows -o json --last 0 -n shop", "pod/shop/web-5f-a pod/shop/web-5f-b"},
+		{"--from deploy/web", "flows -o json --last 0 -n shop --gzip", "pod/shop/web-5f-a pod/shop/web-5f-b"},
+		{"--from pod/web-5f-b --result answered", "flows -o json --last 0 -n shop --result answered --gzip",
+			"pod/shop/web-5f-b"},
+		{"--from node/node-1", "flows -o json --last 0 -n shop --gzip", "node/node-1"},
+		{"--to sts/cart --from deployments/web", "flows -o json --last 0 -n shop --gzip",
+			"pod/shop/web-5f-a pod/shop/web-5f-b"},
 	} {
 		stdout, stderr, code := f.runPlugin(t, append(strings.Fields("flows -n shop --node node-1,node-2 --no-headers"),
 			strings.Fields(c.line)...)...)
@@ -313,22 +319,37 @@ func TestFlowsOff(t *testing.T) {
 	}
 }
 
+// oldAndNew is talk of nodes that are asked for a window of 40 s and compressed answers, of which node-2 does not know
+// some flags.
+func oldAndNew(t *testing.T, unknown ...string) func(string, []string) (string, int) {
+	return func(node string, args []string) (string, int) {
+		known := []string{"--since=40s", "--gzip"}
+		if node == "node-2" {
+			for _, flag := range unknown {
+				isFlag := func(arg string) bool { return strings.HasPrefix(arg, flag) }
+				if slices.ContainsFunc(args, isFlag) {
+					return stderrOnly + "unknown flag: " + flag, 2
+				}
+				known = slices.DeleteFunc(known, isFlag)
+			}
+		}
+		if got, want := strings.Join(args, " "), strings.Join(append([]string{"flows -o json --last 0 -n shop"}, known...),
+			" "); got != want {
+			t.Errorf("node %s runs %q, want %q", node, got, want)
+		}
+		text, code := talk(node, args)
+		if code == 0 && slices.Contains(args, "--gzip") {
+			text = zipped(t, text)
+		}
+		return text, code
+	}
+}
+
 // TestMap: pods are grouped by workload, the numbers are those of the sample times its weight, and each -o has it.
-// Nodes send only what began within the window, but for an older one, which has no flag for that.
+// Nodes send only what began within the window, and compressed, but for older ones, which have no flags for that.
 func TestMap(t *testing.T) {
 	f := talkingShop()
-	var older atomic.Int32
-	f.run = func(node string, args []string) (string, int) {
-		switch got := strings.Join(args, " "); {
-		case node == "node-2" && got == "flows -o json --last 0 -n shop":
-			older.Add(1)
-		case got != "flows -o json --last 0 -n shop --since 40s":
-			t.Errorf("node %s runs %q", node, got)
-		case node == "node-2":
-			return stderrOnly + "unknown flag: --since", 2
-		}
-		return talk(node, args)
-	}
+	f.run = oldAndNew(t, "--since", "--gzip")
 	stdout, stderr, code := f.runPlugin(t, "map", "-n", "shop", "-o", "wide", "--window", "40s")
 	want := `CLIENT SERVICE ENDPOINT RATE ANSWER FAILED CAUSE ANSWER-95% OPEN FROM TO FOLLOWED
 deployment/shop/web shop/cart:http/tcp statefulset/shop/cart 0.8/s 370us 0% - 540us 0 9.6kB 128kB 2
@@ -339,8 +360,9 @@ node/node-1 shop/cart:http/tcp - 0.4/s - 100% dropped - 0 4.8kB 64kB 1
 	if squeezed(stdout) != want || code != 1 || !strings.Contains(stderr, "node-4: nftproxy is older") {
 		t.Errorf("exit status %d: %s\n%s", code, stderr, squeezed(stdout))
 	}
-	if n := older.Load(); n != 1 {
-		t.Errorf("the older node is asked %d times without --since", n)
+	f.run = oldAndNew(t, "--gzip")
+	if again, _, _ := f.runPlugin(t, "map", "-n", "shop", "-o", "wide", "--window", "40s"); squeezed(again) != want {
+		t.Errorf("from a node that knows no --gzip:\n%s", squeezed(again))
 	}
 	for format, want := range map[string]string{
 		"svg":  "<title>deployment/shop/web</title>",
@@ -356,6 +378,37 @@ node/node-1 shop/cart:http/tcp - 0.4/s - 100% dropped - 0 4.8kB 64kB 1
 	}
 	if _, stderr, code := f.runPlugin(t, "map", "-o", "png"); code != 2 || !strings.Contains(stderr, "png") {
 		t.Errorf("-o png: exit status %d: %s", code, stderr)
+	}
+}
+
+func zipped(t *testing.T, text string) string {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if _, err := io.WriteString(z, text); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestUnzipped: what a node compresses is bounded, and so is what it breaks off.
+func TestUnzipped(t *testing.T) {
+	for _, text := range []string{"", "{}", strings.Repeat("x", 1<<20)} {
+		for _, sent := range []string{text, zipped(t, text)} {
+			if got, err := unzipped([]byte(sent)); err != nil || string(got) != text {
+				t.Errorf("%d bytes become %d: %v", len(text), len(got), err)
+			}
+		}
+	}
+	huge := zipped(t, strings.Repeat(" ", mostUnzipped+1))
+	if _, err := unzipped([]byte(huge)); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
+		t.Errorf("%d bytes that become more than the bound: %v", len(huge), err)
+	}
+	if _, err := unzipped([]byte(huge[:len(huge)/2])); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("half of the bytes: %v", err)
 	}
 }
 

@@ -71,7 +71,7 @@ func (c *mapCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.window = []string{"--since", c.window.String()}
+	s.window = c.window.String()
 	tally := flowmap.NewTally(c.window, s.shown)
 	silent, err := s.ask(ctx, 0, c.terminal(), tally.Add)
 	if err != nil {

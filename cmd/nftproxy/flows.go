@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,7 @@ type flowsOptions struct {
 	follow   bool
 	last     int
 	since    time.Duration
+	gzip     bool
 }
 
 func newFlowsCommand() *cobra.Command {
@@ -83,7 +85,12 @@ fields; they do not change these.`,
 			if err != nil {
 				return usageError{err}
 			}
-			return o.run(cmd.Context(), cmd.OutOrStdout(), flowsSource{server, o.query(names), shown})
+			source := flowsSource{server, o.query(names), shown}
+			if !o.gzip {
+				return o.run(cmd.Context(), cmd.OutOrStdout(), source)
+			}
+			z := gzip.NewWriter(cmd.OutOrStdout())
+			return errors.Join(o.run(cmd.Context(), z, source), z.Close())
 		},
 	}
 	o.addFlag(cmd)
@@ -96,6 +103,8 @@ fields; they do not change these.`,
 	const some = 100
 	f.IntVar(&o.last, "last", some, "show so many of the last changed flows; 0: all")
 	f.DurationVar(&o.since, "since", 0, "only flows that began within this `DURATION`, and open ones (default all)")
+	f.BoolVar(&o.gzip, "gzip", false, "compress what is printed, to about a tenth")
+	cmd.MarkFlagsMutuallyExclusive("gzip", "follow")
 	f.StringVar(&o.address, "address", "", "`ADDRESS:PORT` of the metrics server")
 	f.IntVar(&o.like, "like", 0, "ask the nftproxy run with this process `ID` (default 1)")
 	addUntilStdinCloses(cmd)

@@ -2,8 +2,11 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -113,5 +116,53 @@ func TestFlowsOfAnswer(t *testing.T) {
 		if s := strings.Join(got, " "); s != c.want {
 			t.Errorf("%+v shows %s, want %s", c.o, s, c.want)
 		}
+	}
+}
+
+// TestFlowsGzip: --gzip prints the same, and for a full memory less than an eighth of it.
+func TestFlowsGzip(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	answer := daemonflows.Answer{Node: "node-1", Time: now}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range 2 * daemonflows.Most {
+		seconds := rng.ExpFloat64() / 1000
+		address := func(port uint16) netip.AddrPort {
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(rng.IntN(16)), byte(rng.IntN(110))}), port)
+		}
+		name := rng.IntN(30)
+		answer.Flows = append(answer.Flows, modelflows.Flow{Seq: uint64(2 * i), ID: uint64(i),
+			Begin: now.Add(-time.Duration(rng.Int64N(int64(time.Minute)))), Protocol: "TCP",
+			Client: address(uint16(32_768 + rng.IntN(28_000))), Service: service.Name(fmt.Sprintf("shop/s%d", name)),
+			Port: "http", Way: modelflows.ByClusterIP, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0,
+				byte(name)}), 80), Endpoint: address(8080), Result: modelflows.Answered, AnswerSeconds: &seconds, Ended: true,
+			Seconds: rng.Float64(), PacketsFrom: 5 + rng.Uint64N(10), BytesFrom: rng.Uint64N(2000),
+			PacketsTo: 5 + rng.Uint64N(10), BytesTo: rng.Uint64N(20_000), Weight: 256})
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	defer server.Close()
+	run := func(flags ...string) []byte {
+		var b bytes.Buffer
+		cmd := newFlowsCommand()
+		cmd.SetOut(&b)
+		cmd.SetArgs(append([]string{"--address", strings.TrimPrefix(server.URL, "http://"), "--last", "0", "-o", "json"},
+			flags...))
+		if err := cmd.ExecuteContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	plain, small := run(), run("--gzip")
+	z, err := gzip.NewReader(bytes.NewReader(small))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(z)
+	if err != nil || !bytes.Equal(text, plain) {
+		t.Errorf("%d bytes become %d: %v", len(plain), len(text), err)
+	}
+	if t.Logf("%d bytes as %d", len(plain), len(small)); len(small) > len(plain)/8 {
+		t.Errorf("%d bytes are still %d", len(plain), len(small))
 	}
 }
