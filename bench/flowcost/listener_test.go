@@ -50,6 +50,8 @@ func TestMain(m *testing.M) {
 type report struct {
 	CPU                               time.Duration
 	New, Update, Destroy, Bytes, Lost int64
+	// Open is how many connections it will still ask for.
+	Open int64
 	// Attributes has a bit for each attribute of an event: new, update and destroy.
 	Attributes [3]uint64
 }
@@ -58,6 +60,7 @@ type report struct {
 var counts struct {
 	new, update, destroy, bytes, lost atomic.Int64
 	attributes                        [3]atomic.Uint64
+	open                              func() int64 // set before the first report; nil for none
 }
 
 // listen listens in a way such as "events 16 1,3", and reports for each line of its standard input.
@@ -74,8 +77,12 @@ func listen(spec string) error {
 	go func() {
 		lines := bufio.NewScanner(os.Stdin)
 		for lines.Scan() {
+			open := int64(0)
+			if counts.open != nil {
+				open = counts.open()
+			}
 			failed <- json.NewEncoder(os.Stdout).Encode(report{processTime(),
-				counts.new.Load(), counts.update.Load(), counts.destroy.Load(), counts.bytes.Load(), counts.lost.Load(),
+				counts.new.Load(), counts.update.Load(), counts.destroy.Load(), counts.bytes.Load(), counts.lost.Load(), open,
 				[3]uint64{counts.attributes[0].Load(), counts.attributes[1].Load(), counts.attributes[2].Load()}})
 		}
 		failed <- io.EOF
@@ -434,10 +441,14 @@ func gets([]string) error {
 
 // listener is the process.
 type listener struct {
-	t   testing.TB
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
+	t    testing.TB
+	ns   *testnet.Namespace
+	spec string
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *json.Decoder
+	// last is what settled returned last.
+	last report
 }
 
 func (s *site) listen(spec string) *listener {
@@ -450,7 +461,7 @@ func (s *site) listen(spec string) *listener {
 	out, err := cmd.StdoutPipe()
 	testnet.Require(s, err)
 	testnet.Require(s, s.node.Start(cmd))
-	l := &listener{s, cmd, in, json.NewDecoder(out)}
+	l := &listener{t: s, ns: s.node, spec: spec, cmd: cmd, in: in, out: json.NewDecoder(out)}
 	var ready report
 	if err := l.out.Decode(&ready); err != nil {
 		s.Fatalf("listener %q: %v", spec, err)
@@ -465,6 +476,46 @@ func (l *listener) report() (r report) {
 		l.t.Fatal(err)
 	}
 	return r
+}
+
+// settled is the report of a listener that has read all that the kernel has for it, and has asked for all that it
+// follows; one that dumps has done so since the last time. Nobody tells of that, so it asks.
+func (l *listener) settled() report {
+	l.t.Helper()
+	before := report{New: -1}
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		queued := l.queued()
+		r := l.report()
+		same := [3]int64{r.New, r.Update, r.Destroy} == [3]int64{before.New, before.Update, before.Destroy}
+		if queued == 0 && r.Open == 0 && same && (l.spec != "dump" || r.New > l.last.New) {
+			l.last = r
+			return r
+		}
+		if before = r; time.Since(start) > 10*time.Second {
+			l.t.Fatalf("the listener has %d queued messages and bytes, and has told %+v", queued, r)
+		}
+	}
+}
+
+// queued is how many messages wait in the node's groups of nfnetlink_log, and bytes in its sockets of netfilter.
+func (l *listener) queued() (n int) {
+	l.t.Helper()
+	add := func(file string, column int, counts func(fields []string) bool) error {
+		text, err := os.ReadFile("/proc/thread-self/net/" + file)
+		for line := range strings.Lines(string(text)) {
+			if fields := strings.Fields(line); len(fields) > column && counts(fields) {
+				more, _ := strconv.Atoi(fields[column])
+				n += more
+			}
+		}
+		return err
+	}
+	testnet.Require(l.t, l.ns.Do(func() error {
+		// group, port, queue length; and socket, protocol, port, groups, bytes to read.
+		return errors.Join(add("netfilter/nfnetlink_log", 2, func([]string) bool { return true }),
+			add("netlink", 4, func(f []string) bool { return f[1] == strconv.Itoa(unix.NETLINK_NETFILTER) }))
+	}))
+	return n
 }
 
 func (l *listener) stop() {

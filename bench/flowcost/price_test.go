@@ -65,6 +65,7 @@ func follow(args []string) error {
 			}
 		},
 	})
+	counts.open = func() int64 { return int64(f.Counts().Open) }
 	f.Notify(snapshot)
 	go func() { ready <- f.Run(context.Background()) }()
 	return <-ready
@@ -118,14 +119,12 @@ func TestPrice(t *testing.T) {
 				base.open(base.connections[:n])
 				subject.open(subject.connections[:n])
 				if l != nil {
-					time.Sleep(time.Second) // until it has asked for these
-					before = l.report()
+					before = l.settled()
 				}
 				more, of, reached := generate(base, subject, n, rate)
 				f.kernel, f.base, f.reached = append(f.kernel, more...), append(f.base, of...), append(f.reached, reached)
 				if l != nil {
-					time.Sleep(time.Second)
-					after = l.report()
+					after = l.settled()
 					l.stop()
 				}
 				f.process = append(f.process, float64(after.CPU-before.CPU)/1e3/float64(n))

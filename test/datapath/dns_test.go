@@ -282,12 +282,20 @@ func enlarge(t testing.TB, socket syscall.Conn) {
 type dnsLoad struct{ sent, answered, connected, failed atomic.Int64 }
 
 // queries sends queries at the rate, each from a port that no other has had for a minute, and takes the answers until
-// 5 s after the last one. A raw socket stands for those of the ports: a process may not have so many.
+// there are all, or 5 s after the last query. A raw socket stands for those of the ports: a process may not have so
+// many.
 func (l *dnsLoad) queries(ctx context.Context, conn net.PacketConn, to netip.AddrPort, rate int) {
 	const first, ports, patience = 10_000, 50_000, 5 * time.Second
 	var asked [ports]atomic.Int64 // when, in nanoseconds; 0 for ports without an open query
 	start := time.Now()
 	var all sync.WaitGroup
+	var open atomic.Int64 // queries without an answer
+	var sentAll atomic.Bool
+	endIfAnswered := func() {
+		if sentAll.Load() && open.Load() == 0 {
+			conn.Close()
+		}
+	}
 	all.Go(func() {
 		for b := make([]byte, 128); ; {
 			n, _, err := conn.ReadFrom(b)
@@ -300,6 +308,8 @@ func (l *dnsLoad) queries(ctx context.Context, conn net.PacketConn, to netip.Add
 			if i := int(binary.BigEndian.Uint16(b[2:])) - first; i >= 0 && i < ports {
 				if at := asked[i].Swap(0); at != 0 && time.Since(start)-time.Duration(at) < patience {
 					l.answered.Add(1)
+					open.Add(-1)
+					endIfAnswered()
 				}
 			}
 		}
@@ -307,7 +317,10 @@ func (l *dnsLoad) queries(ctx context.Context, conn net.PacketConn, to netip.Add
 	payload := query{}.bytes()
 	for n := 0; ctx.Err() == nil; n++ {
 		if ahead := time.Duration(n)*time.Second/time.Duration(rate) - time.Since(start); ahead > 0 {
-			time.Sleep(ahead)
+			select {
+			case <-time.After(ahead):
+			case <-ctx.Done():
+			}
 		}
 		packet := binary.BigEndian.AppendUint16(nil, uint16(first+n%ports))
 		packet = binary.BigEndian.AppendUint16(packet, to.Port())
@@ -315,9 +328,12 @@ func (l *dnsLoad) queries(ctx context.Context, conn net.PacketConn, to netip.Add
 		packet = append(append(packet, 0, 0), payload...) // without a checksum
 		asked[n%ports].Store(int64(time.Since(start)))
 		l.sent.Add(1)
+		open.Add(1)
 		_, _ = conn.WriteTo(packet, &net.IPAddr{IP: to.Addr().AsSlice()}) // not sent is not answered
 	}
-	time.AfterFunc(patience, func() { conn.Close() })
+	sentAll.Store(true)
+	endIfAnswered()
+	defer time.AfterFunc(patience, func() { conn.Close() }).Stop()
 	all.Wait()
 }
 
