@@ -18,6 +18,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/balance"
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/flows"
 	"nftproxy/daemon/health"
@@ -128,6 +129,7 @@ type parts struct {
 
 	// What works beside it.
 	ejector     *eject.Ejector
+	balancer    *balance.Balancer
 	flowing     *flows.Follower // of connections; nil without --nftproxy-flows
 	sweeper     *affinity.Sweeper
 	refused     *traffic.RefusalWatcher
@@ -147,6 +149,9 @@ func (p *parts) addServing(ctx context.Context, c Config) (err error) {
 		p.mailbox, p.counts, p.load.Begin)
 	if err != nil {
 		return err
+	}
+	if p.inForce {
+		restoreSlots(p.conn, c, p.watcher)
 	}
 	p.counts.CountChanges(p.watcher)
 	p.counts.CountRetained(func() int { return p.watcher.Retained().Services })
@@ -202,6 +207,7 @@ func (p *parts) addTelling(c Config) (err error) {
 func (p *parts) addBeside(c Config) {
 	r := p.reporter
 	p.ejector = newEjector(c, p.outside, p.watcher, p.counts)
+	p.balancer = newBalancer(c, p.outside, p.watcher, p.counts)
 	p.sweeper = newSweeper(r, p.conn, p.counts, p.cleaner.CheckAll)
 	p.refused = traffic.NewRefusalWatcher(p.conn, r.refusalObserver(p.watcher, p.counts))
 	p.ports = listen.NewHealthPorts(listen.Config{

@@ -42,6 +42,7 @@ func (p *parts) observers(ctx context.Context, c Config) []func(proxy.Sync) {
 		func(s proxy.Sync) { p.sweeper.Notify(s.Applied, s.Adopted) },
 		func(s proxy.Sync) { p.refused.Notify(s.Applied) },
 		func(s proxy.Sync) { p.ejector.Notify(s.Snapshot) },
+		func(s proxy.Sync) { p.balancer.Notify(s.Snapshot) },
 		func(s proxy.Sync) { p.connections()(s) },
 		p.settings.observe,
 

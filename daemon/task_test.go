@@ -29,6 +29,7 @@ after start: cleaner, touches conntrack
 after start: sweeper, touches nftables
 after start: refusals, touches nftables
 after start: ejections, touches conntrack, endpoints, nodes, API server, nftables
+after start: balance, touches conntrack
 after start: health check node ports, touches sockets
 after start: node ports on localhost, touches sockets
 after start: addresses, touches addresses

@@ -44,6 +44,7 @@ func (d *Daemon) addTasks(ctx context.Context, c Config, p *parts) {
 	then("sweeper", "nftables", p.sweeper.Run)
 	then("refusals", "nftables", p.refused.Run)
 	then("ejections", "conntrack, endpoints, nodes, API server, nftables", p.ejector.Run)
+	then("balance", "conntrack", p.balancer.Run)
 	if p.flowing != nil {
 		then("flows", "conntrack, nftables, nfnetlink_log", flowTask(p))
 	}

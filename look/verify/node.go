@@ -82,6 +82,9 @@ func wantAndHave(config ruleset.Config, conn *kernel.Conn,
 	if err != nil {
 		return want, have, err
 	}
+	if slotted := ruleset.WithSlots(snapshot, have, config.Table); slotted.Services != snapshot.Services {
+		snapshot, want = slotted, ruleset.Compile(config, slotted)
+	}
 	found := ruleset.ReadBackConfig(have, config.Table)
 	config.Uncounted = found.Uncounted
 	config.Unlabelled = config.MasqueradeMark == 0 && found.MasqueradeMark != 0 && conn.TryLabels() != nil

@@ -177,6 +177,8 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions, with
 	// the API's defaults (true, true, false) filled in.
 	Ready, Serving, Terminating bool
+	// Slots are those that feedback gives it on this node. Objects do not tell them.
+	Slots Slots
 	// Nodes and Zones are the endpoint's hints: the nodes and zones that it is meant
 	// for. Empty for none.
 	Nodes, Zones Hints

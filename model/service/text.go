@@ -168,6 +168,9 @@ func (e Endpoint) conditions() string {
 	if e.Share != WholeShare {
 		fmt.Fprintf(&b, " share=%s", e.Share)
 	}
+	if e.Slots != (Slots{}) {
+		fmt.Fprintf(&b, " slots=%d/%d", e.Slots.Cluster, e.Slots.Local)
+	}
 	return b.String()
 }
 

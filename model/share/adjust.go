@@ -34,6 +34,33 @@ func Unadjusted(s service.Snapshot, name service.Name) *service.Service {
 	})
 }
 
+// WithSlots returns a service whose endpoints have the slots that another step of feedback has found, if it asks for
+// feedback; the service itself if nothing changes.
+func WithSlots(s *service.Service, slots service.Slotted) *service.Service {
+	if s.Options.Balance != service.ByLeastConnections || len(slots) == 0 {
+		return s
+	}
+	served := s
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		var edits []sorted.Edit[service.Endpoint]
+		for e := range p.Endpoints.All() {
+			if next := slots.Of(p, e.Addr); next != e.Slots {
+				e.Slots = next
+				edits = append(edits, sorted.Edit[service.Endpoint]{Item: e})
+			}
+		}
+		if len(edits) == 0 {
+			continue
+		}
+		if served == s {
+			served = s.Clone()
+		}
+		served.Ports[i].Endpoints = p.Endpoints.Edit(edits)
+	}
+	return served
+}
+
 // withShares returns a service with the shares that share gives to the adjusted endpoints; the service itself if
 // nothing changes.
 func withShares(s *service.Service, list *service.Adjusted,

@@ -2,7 +2,6 @@ package share
 
 import (
 	"cmp"
-	"math"
 	"slices"
 )
 
@@ -43,7 +42,7 @@ func LeastConnectionsSize(weights []uint32, limit int) int {
 			divisor, n = GCD(uint64(w), divisor), n+1
 		}
 	}
-	limit = min(limit, max(leastDrawn, leastPerEndpoint*n))
+	limit = mostLeast(n, limit)
 	if n < 2 || limit < leastCap*n {
 		return 0
 	}
@@ -55,6 +54,20 @@ func LeastConnectionsSize(weights []uint32, limit int) int {
 	return int(exact) * min(times, limit/int(exact))
 }
 
+func mostLeast(n, limit int) int { return min(limit, max(leastDrawn, leastPerEndpoint*n)) }
+
+// mostLeastConnections bounds the length of a row of some of endpoints with these weights.
+func mostLeastConnections(weights []uint32, limit int) int {
+	divisor := uint64(1)
+	if total := sum(weights); total > 0 {
+		divisor = 0
+		for _, w := range weights {
+			divisor = GCD(uint64(w), divisor)
+		}
+	}
+	return int(min(uint64(mostLeast(len(weights), limit)), uint64(leastPerEndpoint*len(weights))+sum(weights)/divisor))
+}
+
 // LeastConnections returns how many of the size slots each endpoint has in the next step: at most most slots move.
 // Nobody gets less than a quarter of its part by weight (one slot at least), or more than twice that part. A row of
 // another size, new endpoints and other weights are brought within these bounds first, with as many changes as that
@@ -62,7 +75,7 @@ func LeastConnectionsSize(weights []uint32, limit int) int {
 // which of equal weight has the slots that rounding leaves. Nodes should give different orders: else all prefer the
 // same.
 //
-// The cost grows with the number of endpoints, times the moves.
+// The cost grows with the number of endpoints, and by a logarithm of it with each move.
 func LeastConnections(loads []Load, size, most int) []int {
 	r := newLeastRow(loads, size)
 	r.fit(size)
@@ -73,8 +86,8 @@ func LeastConnections(loads []Load, size, most int) []int {
 		if from < 0 || to < 0 || r.pressure(from, -1) <= r.pressure(to, 1) {
 			break
 		}
-		r.slots[from]--
-		r.slots[to]++
+		r.change(from, -1)
+		r.change(to, 1)
 		moves = append(moves, move{from, to})
 	}
 	for i := leastDamping - 1; i < len(moves); i += leastDamping {
@@ -93,6 +106,8 @@ type leastRow struct {
 	slots, fair []int
 	// relative is how many connections an endpoint holds beside its part of them, squared, for one slot of its part.
 	relative []float64
+
+	givers, takers tournament
 }
 
 func newLeastRow(loads []Load, size int) *leastRow {
@@ -104,11 +119,13 @@ func newLeastRow(loads []Load, size int) *leastRow {
 	}
 	r.fair = split(weights, size)
 	for i, l := range loads {
-		expected := float64(open) * float64(r.fair[i]) / float64(size)
-		over := (float64(l.Open) + 1) / (expected + 1)
+		part := float64(r.fair[i]) / float64(size)
+		one := part * float64(len(loads)) // 1 if all weigh the same: so nobody holds nothing
+		over := (float64(l.Open) + one) / (part*float64(open) + one)
 		r.relative[i] = over * over / float64(r.fair[i])
 		r.slots[i] = min(max(cmp.Or(l.Slots, r.fair[i]), r.floor(i)), r.cap(i))
 	}
+	r.play()
 	return r
 }
 
@@ -122,10 +139,10 @@ func (r *leastRow) fit(size int) {
 		total += n
 	}
 	for ; total < size; total++ {
-		r.slots[r.taker()]++
+		r.change(r.taker(), 1)
 	}
 	for ; total > size; total-- {
-		r.slots[r.giver()]--
+		r.change(r.giver(), -1)
 	}
 }
 
@@ -144,22 +161,77 @@ func (r *leastRow) compare(i, j int) int {
 
 // giver is the endpoint of the greatest pressure that has more than its floor, or -1.
 func (r *leastRow) giver() int {
-	best, greatest := -1, 0.0
-	for i, n := range r.slots {
-		if p := float64(n) * r.relative[i]; p >= greatest && n > r.floor(i) && (best < 0 || r.compare(i, best) > 0) {
-			best, greatest = i, p
-		}
+	if i := r.givers.first(); r.gives(i) {
+		return i
 	}
-	return best
+	return -1
 }
 
 // taker is the endpoint of the least pressure that has less than its cap, or -1.
 func (r *leastRow) taker() int {
-	best, least := -1, math.Inf(1)
-	for i, n := range r.slots {
-		if p := float64(n) * r.relative[i]; p <= least && n < r.cap(i) && (best < 0 || r.compare(i, best) < 0) {
-			best, least = i, p
-		}
+	if i := r.takers.first(); r.takes(i) {
+		return i
 	}
-	return best
+	return -1
+}
+
+func (r *leastRow) gives(i int) bool { return r.slots[i] > r.floor(i) }
+func (r *leastRow) takes(i int) bool { return r.slots[i] < r.cap(i) }
+
+// play has the first givers and takers at hand.
+func (r *leastRow) play() {
+	r.givers = newTournament(len(r.loads), func(i, j int) bool {
+		if r.gives(i) != r.gives(j) {
+			return r.gives(i)
+		}
+		c := r.compare(i, j)
+		return c > 0 || c == 0 && i < j
+	})
+	r.takers = newTournament(len(r.loads), func(i, j int) bool {
+		if r.takes(i) != r.takes(j) {
+			return r.takes(i)
+		}
+		c := r.compare(i, j)
+		return c < 0 || c == 0 && i < j
+	})
+}
+
+// change gives an endpoint some slots, or takes them.
+func (r *leastRow) change(i, by int) {
+	r.slots[i] += by
+	r.givers.changed(i)
+	r.takers.changed(i)
+}
+
+// tournament knows the first of some numbers by an order that changes for one of them at a time.
+type tournament struct {
+	before func(i, j int) bool
+	// winners is a binary tree: that at i is the first of those at 2i and 2i+1, and the second half are the numbers.
+	winners []int
+}
+
+func newTournament(n int, before func(i, j int) bool) tournament {
+	t := tournament{before, make([]int, 2*n)}
+	for i := range n {
+		t.winners[n+i] = i
+	}
+	for at := n - 1; at > 0; at-- {
+		t.play(at)
+	}
+	return t
+}
+
+func (t *tournament) play(at int) {
+	t.winners[at] = t.winners[2*at]
+	if other := t.winners[2*at+1]; t.before(other, t.winners[at]) {
+		t.winners[at] = other
+	}
+}
+
+func (t *tournament) first() int { return t.winners[1] }
+
+func (t *tournament) changed(i int) {
+	for at := (len(t.winners)/2 + i) / 2; at > 0; at /= 2 {
+		t.play(at)
+	}
 }

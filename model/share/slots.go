@@ -200,12 +200,13 @@ func SlotLimit(s *service.Service) int {
 // a list of fewer endpoints never has more.
 func MostSlots(s *service.Service, p *service.Port, family ip.Family) int {
 	n := p.Count(family)
+	feedback := s.Options.Balance == service.ByLeastConnections
 	switch size := TableSize(n, SlotLimit(s)); {
 	case s.SlotLimit == service.NoSlots:
 		return n
-	case s.Options.Balance != service.ByRandom:
+	case s.Options.Balance.Hashes():
 		return max(n, size)
-	case !p.Weighted():
+	case !p.Weighted() && !feedback:
 		return n
 	}
 	weights := make([]uint32, 0, n)
@@ -213,6 +214,9 @@ func MostSlots(s *service.Service, p *service.Port, family ip.Family) int {
 		if family.Has(e.Addr.Addr()) {
 			weights = append(weights, e.Quarters())
 		}
+	}
+	if feedback {
+		return max(n, mostLeastConnections(weights, SlotLimit(s)))
 	}
 	return max(n, DrawnSize(weights, SlotLimit(s)))
 }

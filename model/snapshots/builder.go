@@ -34,6 +34,8 @@ type Builder struct {
 	claims      *claims.Book
 	// ejected are the adjustments by SetAdjustments, and growing those by SetGrowing.
 	ejected, growing service.Adjustments
+	// slots are those by SetSlots.
+	slots map[service.Name]service.Slotted
 }
 
 // NewBuilder starts from a snapshot without services, with the default bounds (model/service/bounds.go).
@@ -44,6 +46,7 @@ func NewBuilder(node service.Node) *Builder {
 		affinity:    affinity{newQuota[amount](service.DefaultMaxAffinityPorts)},
 		sourceLists: newQuota[sourceListKey](service.DefaultMaxSourceLists),
 		rangeLists:  newQuota[rangeListKey](service.DefaultMaxRangeLists), claims: claims.NewBook(),
+		slots: map[service.Name]service.Slotted{},
 	}
 }
 
@@ -201,6 +204,9 @@ func (b *Builder) Take(p Prepared) {
 		return
 	}
 	b.edit(p.name)
+	if p.next == nil {
+		delete(b.slots, p.name)
+	}
 	b.elements.replace(p.name, p.next, p.asks)
 	b.affinity.replace(p.name, p.next)
 	b.sourceLists.replace(p.name, p.next, sourceList(p.next))
@@ -240,7 +246,7 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 		if without = b.affinity.reasonWithout(s); without != nil {
 			hashed := *s
 			hashed.AffinityTimeout = 0
-			if s.Options.Balance == service.ByRandom {
+			if !s.Options.Balance.Hashes() {
 				hashed.Options.Balance = service.ByClient
 			}
 			served = &hashed
@@ -259,6 +265,7 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 		if adjusted := share.Apply(served, list); adjusted != served {
 			served = fitted(adjusted, b.limit)
 		}
+		served = share.WithSlots(served, b.slots[name])
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, equal)
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, equal)
@@ -302,6 +309,15 @@ func (b *Builder) SetAdjustments(a service.Adjustments) { b.readjust(&b.ejected,
 
 // SetGrowing replaces the growing endpoints, likewise. SetAdjustments takes precedence.
 func (b *Builder) SetGrowing(a service.Adjustments) { b.readjust(&b.growing, a) }
+
+// SetSlots replaces the slots that the endpoints of some services have by feedback. They may come before the service.
+func (b *Builder) SetSlots(of map[service.Name]service.Slotted) {
+	for name, slots := range of {
+		if b.slots[name] = slots; b.Service(name) != nil {
+			b.edit(name)
+		}
+	}
+}
 
 func (b *Builder) readjust(have *service.Adjustments, next service.Adjustments) {
 	for change := range treap.Diff(*have, next) {

@@ -102,6 +102,21 @@ func (c *Conn) readSetOnce(table *nft.Table, name string) (s *nft.SetContents, c
 	return s, r.changed, nil
 }
 
+// Chains returns the names of a table's chains, none if the kernel has no such table.
+func (c *Conn) Chains(id nft.TableID) (names []string, err error) {
+	c.reader.Lock()
+	defer c.reader.Unlock()
+	r := newTableReader(c, &nft.Table{Family: id.Family, Name: id.Name}, false)
+	err = r.dumpObjects(unix.NFT_MSG_GETCHAIN, nil, func(attrs nfnetlink.Attributes) error {
+		names = append(names, attrs.Text(unix.NFTA_CHAIN_NAME))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list chains of table %s: %w", id, err)
+	}
+	return names, nil
+}
+
 // readOnce reads the table. changed says that it may have changed meanwhile.
 func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, changed bool, err error) {
 	c.reader.Lock()

@@ -16,10 +16,11 @@ type endpointLists struct {
 	anywhere       bool
 }
 
-// targetList is a list of targets. row, if not nil, has the slots of each.
+// targetList is a list of targets. row, if not nil, has the slots of each, and balance says how packets draw one.
 type targetList struct {
 	nft.Targets
-	row *nft.Row
+	row     *nft.Row
+	balance service.Balance
 }
 
 // slots is the number of slots.
@@ -44,19 +45,25 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 	}
 	choice := share.ChooseAfter(c.svc, &last.choice, p, c.node, c.family)
 	return portLists{endpointLists{
-		c.list(p, &choice, choice.Cluster, c.targetsAfter(last.cluster.Targets, last.choice.Cluster, choice.Cluster)),
-		c.list(p, &choice, choice.Local, c.targetsAfter(last.local.Targets, last.choice.Local, choice.Local)),
+		c.list(p, &choice, false, c.targetsAfter(last.cluster.Targets, last.choice.Cluster, choice.Cluster)),
+		c.list(p, &choice, true, c.targetsAfter(last.local.Targets, last.choice.Local, choice.Local)),
 		choice.Anywhere,
 	}, choice}
 }
 
-// list returns the list of the addresses, with a row if one slot for each is not enough. The row takes no history, so
-// that all nodes make the same one of the same endpoints.
-func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs share.Addresses,
-	targets nft.Targets) targetList {
-	list := targetList{Targets: targets}
+// list returns a list of the choice, with a row if one slot for each is not enough. But for least connections the row
+// takes no history, so that all nodes make the same one of the same endpoints.
+func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, local bool, targets nft.Targets) targetList {
+	list, addrs := targetList{Targets: targets}, choice.Cluster
+	if local {
+		addrs = choice.Local
+	}
+	if least := share.NewLeastRow(c.svc, p, c.node, addrs, local); least != nil {
+		list.row, list.balance = c.leastRow(least), service.ByLeastConnections
+		return list
+	}
 	size := 0
-	if c.svc.Options.Balance != service.ByRandom {
+	if c.svc.Options.Balance.Hashes() {
 		size = share.TableSize(targets.Len(), share.SlotLimit(c.svc))
 	}
 	if size == 0 && !choice.Weighted || targets.Len() < 2 {
@@ -68,7 +75,7 @@ func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs shar
 	}
 	values := slices.Collect(targets.All())
 	if size > 0 {
-		list.row = &nft.Row{Slots: make([]nft.Value, size), Fixed: true}
+		list.row, list.balance = &nft.Row{Slots: make([]nft.Value, size), Fixed: true}, c.svc.Options.Balance
 		for slot, i := range share.Table(values, weights, size) {
 			list.row.Slots[slot] = values[i]
 		}
@@ -83,6 +90,17 @@ func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, addrs shar
 		list.row.Slots = append(list.row.Slots, slices.Repeat(values[i:i+1], n)...)
 	}
 	return list
+}
+
+// leastRow returns a row by least connections, sorted.
+func (c *serviceCompiler) leastRow(least *share.LeastRow) *nft.Row {
+	row := &nft.Row{Slots: make([]nft.Value, 0, least.Len())}
+	for i, load := range least.Loads {
+		row.Slots = append(row.Slots, slices.Repeat([]nft.Value{nft.Value(c.appendTarget(nil, least.Addrs[i]))},
+			load.Slots)...)
+	}
+	slices.Sort(row.Slots)
+	return row
 }
 
 // targetsAfter returns the targets of the addresses. known has the targets of the

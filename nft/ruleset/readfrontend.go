@@ -3,6 +3,7 @@ package ruleset
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"nftproxy/model/obstacle"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 	"nftproxy/nft"
 )
 
@@ -77,7 +79,7 @@ func (r *frontendReader) read(element nft.Element) *Frontend {
 			}
 			f.balance, f.timeouts = cmp.Or(f.balance, shared.balance), cmp.Or(f.timeouts, shared.timeouts)
 		}
-		if f.balance != service.ByRandom {
+		if f.balance.Hashes() {
 			cluster.forgetEven()
 			local.forgetEven()
 		}
@@ -166,6 +168,11 @@ func (l *readList) forgetEven() {
 		}
 	}
 	l.slots = nil
+}
+
+// mayBeEven says whether feedback may have made the slots of equal weights.
+func (l *readList) mayBeEven() bool {
+	return l.slots == nil || share.IsLeastRow(slices.Collect(maps.Values(l.slots)))
 }
 
 // slotsOf returns how many slots an endpoint of the list has.

@@ -363,13 +363,20 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service) []service.En
 			}
 		}
 	}
-	all, weights := slices.Concat(cluster.targets, local.targets), weightsOf(cluster, local)
+	feedback := svc.Options.Balance == service.ByLeastConnections
+	all, weights := slices.Concat(cluster.targets, local.targets), map[netip.AddrPort]service.Weight(nil)
+	if !feedback || !cluster.mayBeEven() || !local.mayBeEven() {
+		weights = weightsOf(cluster, local)
+	}
 	slices.SortFunc(all, netip.AddrPort.Compare)
 	all = slices.Compact(all)
 	hinted := len(cluster.targets) > 0 && len(all) > len(cluster.targets)
 	list := make([]service.Endpoint, len(all))
 	for i, a := range all {
 		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere, Weight: weights[a]}
+		if feedback {
+			list[i].Slots = service.Slots{Cluster: uint16(cluster.slots[a]), Local: uint16(local.slots[a])}
+		}
 		if local.has(a) {
 			list[i].Node = r.node.Name
 		} else if r.onNode[a.Addr()] || r.maybeOnNode[a.Addr()] {

@@ -195,10 +195,7 @@ func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList
 func (c *serviceCompiler) leadTo(f frontend, vmap string, targets targetList, m masquerading,
 	list clientList) sharedChain {
 	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m,
-		timeouts: c.timeouts, flows: c.cfg.rate(c.svc)}
-	if targets.row != nil && targets.row.Fixed {
-		shared.balance = c.svc.Options.Balance
-	}
+		timeouts: c.timeouts, flows: c.cfg.rate(c.svc), balance: targets.balance}
 	if list != 0 {
 		shared.clients, shared.lists = c.clients, list
 	}

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,13 +105,13 @@ func parseShared(name string) (s sharedChain, ok bool) {
 		return s, false
 	}
 	s.slots, _ = strconv.Atoi(words[1])
-	if words = words[2:]; len(words) > 1 && words[0] == "by" {
-		for _, b := range []service.Balance{service.ByClient, service.ByFlow} {
-			if words[1] == b.String() {
-				s.balance = b
-			}
+	words = words[2:]
+	for _, b := range []service.Balance{service.ByClient, service.ByFlow, service.ByLeastConnections} {
+		by := strings.Split("by-"+b.String(), "-")
+		if len(words) >= len(by) && slices.Equal(words[:len(by)], by) {
+			s.balance, words = b, words[len(by):]
+			break
 		}
-		words = words[2:]
 	}
 	if len(words) > 0 && words[0] == "masquerade" {
 		s.masquerade, words = masqueradeAll, words[1:]

@@ -39,7 +39,7 @@ func options(rng *rand.Rand, s *service.Service) service.Options {
 // optionValues has a list for each annotation that changes the rules: its key, then values of it.
 func optionValues() [][]string {
 	return [][]string{
-		{"balance", "random", "client", "flow"},
+		{"balance", "random", "client", "flow", "least-connections"},
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
 		{service.NoEndpointsKey, "hold", "hold=30s", "refuse"},

@@ -314,6 +314,12 @@ func (s *parsedService) endpointLine(words []string) error {
 			}
 			continue
 		}
+		if text, ok := strings.CutPrefix(c, "slots="); ok {
+			if _, err := fmt.Sscanf(text, "%d/%d", &e.Slots.Cluster, &e.Slots.Local); err != nil {
+				return fmt.Errorf("slots %q: want two numbers, as in 16/0", text)
+			}
+			continue
+		}
 		switch c {
 		case "ready":
 			e.Ready = true

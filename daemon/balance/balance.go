@@ -1,0 +1,150 @@
+package balance
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"nftproxy/conntrack"
+	"nftproxy/model/pace"
+	"nftproxy/model/service"
+)
+
+// Config is what a Balancer works with.
+type Config struct {
+	// Table has the connections.
+	Table interface {
+		Flows(ctx context.Context, filter conntrack.Filter, yield func(conntrack.Flow) error) error
+	}
+	// NodePortAddresses are the addresses on which the node serves node ports.
+	NodePortAddresses service.NodePortAddresses
+	// Set is called with the Services whose endpoints have other slots from now on.
+	Set func(map[service.Name]service.Slotted)
+	// Observe is called after each count. It must not wait.
+	Observe func(Report)
+}
+
+// Report says what a count has found, and what came of it.
+type Report struct {
+	// Services is how many Services are balanced, Connections how many connections they have, and Moved how many slots go
+	// from one endpoint to another, at each address.
+	Services, Connections, Moved int
+	// Next is the time until the next count.
+	Next time.Duration
+	// CPU is the CPU time of it all.
+	CPU time.Duration
+	Err error
+}
+
+const (
+	// every is the least time from one count to the next.
+	every = time.Second
+	// rest is the time for each unit of CPU time in the long run, as for the removal of stale connections: 5 % of a core
+	// at most. burst is what may be spent beyond.
+	rest  = 20
+	burst = 500 * time.Millisecond
+	// retry is the time to the next count after one that failed.
+	retry = 30 * time.Second
+)
+
+// Balancer is the part of a daemon that does this.
+type Balancer struct {
+	config    Config
+	snapshots chan *service.Snapshot
+	mover     *mover
+	budget    pace.Budget
+	// next is when the next count is due; zero while no Service asks for one. soonest is when one may be.
+	next, soonest time.Time
+}
+
+// New makes a Balancer.
+func New(c Config) *Balancer {
+	return &Balancer{config: c, snapshots: make(chan *service.Snapshot, 1), mover: newMover(c.NodePortAddresses),
+		budget: pace.Budget{Rest: rest, Burst: burst}}
+}
+
+// Notify gives the snapshot that the rules serve now. One call has to end before the next.
+func (b *Balancer) Notify(s service.Snapshot) {
+	select {
+	case <-b.snapshots:
+	default:
+	}
+	b.snapshots <- &s
+}
+
+// Run works until the context ends, and then returns nil. The shares then stay as they are.
+func (b *Balancer) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case s := <-b.snapshots:
+			b.mover.follow(*s)
+		case <-timer.C:
+		}
+		switch now := time.Now(); {
+		case b.mover.services() == 0:
+			b.next = time.Time{}
+			continue
+		case b.next.IsZero():
+			b.next = pace.Later(now, b.soonest)
+		}
+		if !time.Now().Before(b.next) {
+			b.step(ctx)
+		}
+		timer.Reset(time.Until(b.next))
+	}
+}
+
+// step counts, and has slots move.
+func (b *Balancer) step(ctx context.Context) {
+	runtime.LockOSThread() // The CPU time of this thread is that of the step.
+	defer runtime.UnlockOSThread()
+	began, start := time.Now(), conntrack.ThreadTime()
+	select {
+	case s := <-b.snapshots: // What is in force now, not what was while it waited.
+		b.mover.follow(*s)
+	default:
+	}
+	report := Report{Services: b.mover.services()}
+	open, translated := openTo{}, conntrack.Filter{Status: conntrack.DstNAT, Mask: conntrack.DstNAT}
+	report.Err = b.config.Table.Flows(ctx, translated, func(f conntrack.Flow) error {
+		if counts(&f) && b.mover.count(open, f) {
+			report.Connections++
+		}
+		return nil
+	})
+	var moved map[service.Name]service.Slotted
+	if report.Err == nil || errors.Is(report.Err, conntrack.ErrInterrupted) {
+		report.Err = nil
+		moved, report.Moved = b.mover.step(open)
+	}
+	report.CPU = conntrack.ThreadTime() - start
+	b.budget.Spend(time.Now(), report.CPU)
+	b.soonest = pace.Later(began.Add(every), b.budget.Ready())
+	if report.Err != nil {
+		b.soonest = began.Add(retry)
+	}
+	if b.next = b.soonest; ctx.Err() != nil {
+		return
+	}
+	report.Next = b.next.Sub(began)
+	if len(moved) > 0 {
+		b.config.Set(moved)
+	}
+	b.config.Observe(report)
+}
+
+// counts says whether a connection counts: one that is under way, one without an answer, and for the ten seconds that
+// the kernel remembers it one that was reset, so that an endpoint which hangs or refuses does not look idle. What both
+// sides have closed does not count.
+func counts(f *conntrack.Flow) bool {
+	return f.TCPState != conntrack.TCPLastAck && f.TCPState != conntrack.TCPTimeWait
+}
+
+// openTo counts connections, by port of a service in a snapshot and by endpoint.
+type openTo map[*service.Port]map[netip.AddrPort]int

@@ -1,0 +1,148 @@
+package balance
+
+import (
+	"net/netip"
+
+	"nftproxy/conntrack"
+	"nftproxy/model/ip"
+	"nftproxy/model/service"
+	"nftproxy/model/share"
+	"nftproxy/model/treap"
+)
+
+// The bounds on one step.
+const (
+	// mostOfRow is how many slots of a row move.
+	mostOfRow = 64
+	// mostElements is how many elements of maps change, about: of one Service after the other, until they are used up. A
+	// row has a slot at each address of its Service.
+	mostElements = 1024
+	// comparedFor and seenFor are how many slots of a row that changes, and of one that does not, cost as much as a changed
+	// element.
+	comparedFor, seenFor = 64, 256
+)
+
+// mover decides which slots move. It reads no clock.
+type mover struct {
+	// snapshot has only the Services that ask for least connections.
+	snapshot service.Snapshot
+	all      treap.Map[service.Name, *service.Service] // as they came
+	index    *conntrack.Index
+	turns    turns
+}
+
+func newMover(addresses service.NodePortAddresses) *mover {
+	return &mover{index: conntrack.NewIndex(conntrack.Options{NodePortAddresses: addresses}), turns: newTurns()}
+}
+
+func (m *mover) services() int { return m.snapshot.Services.Len() }
+
+// follow takes the snapshot that is in force. Its cost grows with the change.
+func (m *mover) follow(s service.Snapshot) {
+	edits := map[service.Name]*service.Service{}
+	for c := range treap.Diff(m.all, s.Services) {
+		if c.HasNew && c.New.Options.Balance == service.ByLeastConnections {
+			edits[c.Key] = c.New
+			m.turns.add(c.Key)
+		} else if m.snapshot.Services.At(c.Key) != nil {
+			edits[c.Key] = nil
+		}
+	}
+	m.all = s.Services
+	m.snapshot.Services = m.snapshot.Services.Apply(treap.Edits(edits))
+	m.snapshot.Node, m.snapshot.Conflicts, m.snapshot.Owners = s.Node, s.Conflicts, s.Owners
+	if m.services() == 0 {
+		if m.turns = newTurns(); len(edits) == 0 {
+			return
+		}
+	}
+	m.index.Update(m.snapshot)
+	m.index.Forget(m.index.Epoch()) // Nobody asks which connections are stale.
+}
+
+// count counts a connection if it goes to a Service that asks for least connections.
+func (m *mover) count(open openTo, f conntrack.Flow) bool {
+	_, p, ok := m.index.Owner(f)
+	if !ok {
+		return false
+	}
+	endpoint := f.Reply.Src
+	if p.IsRange() {
+		endpoint = netip.AddrPortFrom(endpoint.Addr(), 0)
+	}
+	if open[p] == nil {
+		open[p] = map[netip.AddrPort]int{}
+	}
+	open[p][endpoint]++
+	return true
+}
+
+// step returns the Services whose slots move, with all slots that they have then, and how many slots move.
+func (m *mover) step(open openTo) (next map[service.Name]service.Slotted, moved int) {
+	next = map[service.Name]service.Slotted{}
+	left := mostElements
+	m.turns.each(m.snapshot.Services, func(s *service.Service) bool {
+		slots, n, cost := m.move(s, open, left)
+		if left -= cost; n > 0 {
+			next[s.Name], moved = slots, moved+n
+		}
+		return left > 0
+	})
+	return next, moved
+}
+
+// move moves slots of one Service, of about so many elements, and one slot of each row at least.
+func (m *mover) move(s *service.Service, open openTo, elements int) (slots service.Slotted, moved, cost int) {
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		for _, family := range ip.Families() {
+			if !s.InFamily(family) {
+				continue
+			}
+			choice := share.Choose(s, p, m.snapshot.Node, family)
+			for _, local := range []bool{false, true} {
+				addrs := choice.Cluster
+				if local {
+					addrs = choice.Local
+				}
+				row := share.NewLeastRow(s, p, m.snapshot.Node, addrs, local)
+				if row == nil {
+					continue
+				}
+				for j, a := range row.Addrs {
+					row.Loads[j].Open = open[p][a]
+				}
+				ways := waysTo(s, p, family)
+				n := row.Step(min(mostOfRow, max(1, (elements-cost)/ways)))
+				if cost += row.Len() / seenFor; n == 0 {
+					continue
+				}
+				cost += ways * (n + row.Len()/comparedFor)
+				if moved += n; slots == nil {
+					slots = service.Slotted{}
+					for at, have := range s.Slotted() {
+						slots[at] = have
+					}
+				}
+				for j, a := range row.Addrs {
+					have := slots[p.At(a)]
+					if local {
+						have.Local = uint16(row.Loads[j].Slots)
+					} else {
+						have.Cluster = uint16(row.Loads[j].Slots)
+					}
+					slots[p.At(a)] = have
+				}
+			}
+		}
+	}
+	return slots, moved, cost
+}
+
+// waysTo counts the addresses and node ports by which a port is reached.
+func waysTo(s *service.Service, p *service.Port, family ip.Family) (n int) {
+	for range s.ClaimsOf(p, family) {
+		n++
+	}
+	return max(1, n)
+}

@@ -1,0 +1,263 @@
+package datapath
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"nftproxy/conntrack"
+	"nftproxy/daemon/balance"
+	"nftproxy/model/service"
+	"nftproxy/model/snapshots"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/testnet"
+)
+
+// balanced is a node with our rules, and with a Balancer that changes them.
+type balanced struct {
+	network
+	client  *testnet.Pod
+	servers []*testnet.Pod
+	conn    *kernel.Conn
+	config  ruleset.Config
+	reports chan balance.Report
+	stop    func() // the Balancer
+
+	mu       sync.Mutex // of what follows
+	builder  *snapshots.Builder
+	balancer *balance.Balancer
+	state    nft.State
+	written  int // elements, by the Balancer
+}
+
+// newBalanced makes the node with servers that keep their connections, each of which says its name at first.
+func newBalanced(t *testing.T, servers ...string) *balanced {
+	w := &balanced{network: newNetwork(t), reports: make(chan balance.Report, 1)}
+	var err error
+	w.client, err = w.AddPod("client")
+	w.must(err)
+	for _, name := range servers {
+		pod, err := w.AddPod(name)
+		w.must(err)
+		w.servers = append(w.servers, pod)
+		for _, a := range pod.Addrs {
+			w.serve(pod, netip.AddrPortFrom(a, port))
+		}
+	}
+	w.conn, err = kernel.Open(kernel.Config{NetNS: w.Node.Fd()})
+	w.must(err)
+	table, err := conntrack.Open(conntrack.Config{NetNS: w.Node.Fd()})
+	w.must(err)
+	addresses, err := service.ParseNodePortAddresses([]string{"0.0.0.0/0", "::/0"})
+	w.must(err)
+	w.config = ruleset.Config{Table: ruleset.DefaultTable,
+		Settings: service.Settings{NodePortAddresses: addresses, ClusterCIDRs: w.ClusterCIDRs}}
+	w.balancer = balance.New(balance.Config{Table: table, NodePortAddresses: addresses,
+		Set: func(slots map[service.Name]service.Slotted) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.builder.SetSlots(slots)
+			w.written += w.apply()
+		}, Observe: func(r balance.Report) {
+			select {
+			case <-w.reports:
+			default:
+			}
+			w.reports <- r
+		}})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.balancer.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		w.must(<-ended)
+	})
+	t.Cleanup(func() {
+		w.stop()
+		w.must(table.Close())
+		w.must(w.conn.Close())
+	})
+	return w
+}
+
+func (w *balanced) serve(pod *testnet.Pod, at netip.AddrPort) {
+	listener, err := pod.NS.Listen(w.Context(), "tcp", at.String())
+	w.must(err)
+	packets, err := pod.NS.ListenPacket(w.Context(), "udp", at.String())
+	w.must(err)
+	w.Cleanup(func() { listener.Close(); packets.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // closed
+			}
+			_, _ = io.WriteString(conn, pod.Name)
+			go func() {
+				_, _ = io.Copy(io.Discard, conn) // until the client closes it
+				conn.Close()
+			}()
+		}
+	}()
+	go func() {
+		b := make([]byte, 64)
+		for {
+			_, from, err := packets.ReadFrom(b)
+			if err != nil {
+				return // closed
+			}
+			_, _ = packets.WriteTo([]byte(pod.Name), from)
+		}
+	}()
+}
+
+// set applies the rules of these Services.
+func (w *balanced) set(services string) {
+	w.Helper()
+	node := fmt.Sprintf("node n\n  address %v\n  address %v\n  host-address %[1]v\n  host-address %[2]v\n",
+		w.NodeAddrs.V4(), w.NodeAddrs.V6())
+	snapshot, err := gen.ReadSnapshot(strings.NewReader(node + services))
+	w.must(err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.builder == nil {
+		w.builder = snapshots.NewBuilder(*snapshot.Node)
+	}
+	for _, s := range snapshot.Services.All() {
+		w.builder.Set(s)
+	}
+	w.apply()
+}
+
+// apply applies the newest rules, and returns how many elements it adds. The caller holds the lock.
+func (w *balanced) apply() (added int) {
+	snapshot := w.builder.Snapshot()
+	batch, next := w.state.Plan(ruleset.Compile(w.config, snapshot), time.Now())
+	if err := w.conn.Apply(batch); err != nil {
+		w.Errorf("apply: %v", err)
+		return 0
+	}
+	for _, op := range batch.Ops {
+		if add, ok := op.(nft.AddElements); ok {
+			added += len(add.Elements)
+		}
+	}
+	w.state = next
+	w.balancer.Notify(snapshot)
+	return added
+}
+
+// settled waits until the Balancer has counted at least so many connections, and moves nothing more.
+func (w *balanced) settled(connections int) {
+	w.Helper()
+	for start := time.Now(); ; {
+		select {
+		case r := <-w.reports:
+			w.must(r.Err)
+			if r.Connections >= connections && r.Moved == 0 {
+				return
+			}
+		case <-time.After(limit):
+			w.Fatal("the Balancer is silent")
+		}
+		if time.Since(start) > limit {
+			w.Fatal("the Balancer goes on moving")
+		}
+	}
+}
+
+// open opens a connection that stays, and returns the name of the server.
+func (w *balanced) open(way way, protocol string) string {
+	w.Helper()
+	conn, err := way.from.Dial(w.Context(), protocol, way.to.String())
+	w.must(err)
+	w.Cleanup(func() { conn.Close() })
+	w.must(conn.SetDeadline(time.Now().Add(limit)))
+	if protocol == testnet.UDP {
+		_, err = io.WriteString(conn, "?")
+		w.must(err)
+	}
+	b := make([]byte, 64)
+	n, err := conn.Read(b)
+	w.must(err)
+	return string(b[:n])
+}
+
+// TestLeastConnections: an endpoint that holds more connections than its part gets fewer new ones, in each family, of
+// TCP and UDP, by cluster IPs with policy Cluster, node ports with policy Local and ranges of ports. One of weight 0
+// gets none, and one of greater weight its greater part.
+func TestLeastConnections(t *testing.T) {
+	const before, after = 24, 400
+	w := newBalanced(t, "busy", "idle", "heavy", "drained")
+	text := func(ready string) string {
+		list := func(port uint16) (text string) {
+			for i, pod := range w.servers {
+				state, weight := "ready serving", []int{100, 100, 200, 0}[i]
+				if ready != "" && pod.Name != ready {
+					state = "serving"
+				}
+				for _, a := range pod.Addrs {
+					text += fmt.Sprintf("    endpoint %v n %s weight=%d\n", netip.AddrPortFrom(a, port), state, weight)
+				}
+			}
+			return text
+		}
+		return fmt.Sprintf(`service a/web created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  cluster-ip fd00:96::1
+  external-policy Local
+  option balance least-connections
+  option port-ranges %d/TCP
+  port t tcp 80 node-port 30080
+%[2]s  port u udp 80 node-port 30080
+%[2]s  port ranges tcp ranges=%[1]d
+%[3]s`, port, list(port), list(0))
+	}
+	w.set(text("busy"))
+	type kind struct {
+		way
+		protocol string
+	}
+	var kinds []kind
+	for i, cluster := range []string{"10.96.0.1", "fd00:96::1"} {
+		at := func(n uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(cluster), n) }
+		nodePort := netip.AddrPortFrom(w.NodeAddrs[i], 30080)
+		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
+			kinds = append(kinds, kind{way{"cluster IP", w.client.NS, at(80)}, protocol},
+				kind{way{"node port", w.Outside, nodePort}, protocol})
+		}
+		kinds = append(kinds, kind{way{"range", w.client.NS, at(port)}, testnet.TCP})
+	}
+	for _, k := range kinds {
+		for range before {
+			if got := w.open(k.way, k.protocol); got != "busy" {
+				t.Fatalf("%s leads to %s", k.name, got)
+			}
+		}
+	}
+	start := time.Now()
+	w.set(text(""))
+	w.settled(before * len(kinds))
+	w.stop() // The new connections change nothing.
+	t.Logf("settled after %v, with %d elements written", time.Since(start).Round(time.Millisecond), w.written)
+	for _, k := range kinds {
+		got := map[string]int{}
+		for range after {
+			got[w.open(k.way, k.protocol)]++
+		}
+		t.Logf("%s %s %v: %v", k.name, k.protocol, k.to, got)
+		// By weight busy would get a quarter of them, a half of what the others get. The floor is a quarter of that, and up
+		// to three slots of 48 stay.
+		if got["busy"] > after*3/16 || got["drained"] > 0 || got["idle"] < after/5 || got["heavy"] < after*2/5 {
+			t.Errorf("%s, %s: %v", k.name, k.protocol, got)
+		}
+	}
+}
