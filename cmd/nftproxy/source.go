@@ -320,7 +320,9 @@ func (o *claimOptions) parse() error {
 	if err := o.parseGates(); err != nil {
 		return err
 	}
-	if err := new(service.Options).Set("balance", o.balance); err != nil {
+	// Connections are counted for the Services that ask for it only.
+	var asked service.Options
+	if err := asked.Set("balance", o.balance); err != nil || asked.Balance == service.ByLeastConnections {
 		return unknownValue(balanceFlag, o.balance)
 	}
 	for _, bound := range []struct {

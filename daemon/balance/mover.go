@@ -17,8 +17,7 @@ const (
 	// mostElements is how many elements of maps change, about: of one Service after the other, until they are used up. A
 	// row has a slot at each address of its Service.
 	mostElements = 1024
-	// comparedFor and seenFor are how many slots of a row that changes, and of one that does not, cost as much as a changed
-	// element.
+	// A row costs as much as an element, and so do so many slots of one that changes, and of one that does not.
 	comparedFor, seenFor = 64, 256
 )
 
@@ -114,7 +113,7 @@ func (m *mover) move(s *service.Service, open openTo, elements int) (slots servi
 				}
 				ways := waysTo(s, p, family)
 				n := row.Step(min(mostOfRow, max(1, (elements-cost)/ways)))
-				if cost += row.Len() / seenFor; n == 0 {
+				if cost += 1 + row.Len()/seenFor; n == 0 {
 					continue
 				}
 				cost += ways * (n + row.Len()/comparedFor)

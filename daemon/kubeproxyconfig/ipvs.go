@@ -43,8 +43,8 @@ func SchedulerNote(field, scheduler string) string {
 		return field + asBalance(scheduler) + "a hash of the client's address and port chooses, as in kube-proxy; client " +
 			"keeps each client at one endpoint"
 	case "lc", "wlc", "sed", "nq", "lblc", "lblcr":
-		return field + noEffect + scheduler + random + ", whatever connections that has: nftables does not count them; " +
-			"long connections spread better if clients open new ones from time to time"
+		return field + noEffect + scheduler + random + ", whatever connections that has; a Service with the annotation " +
+			"nftproxy.io/balance: least-connections balances by the connections of the node"
 	case "fo", "ovf":
 		return field + noEffect + scheduler + random + ", not to one until that fails or is full; a selector for fewer " +
 			"pods has a similar effect"

@@ -116,6 +116,8 @@ func drawText(w *nft.Way) string {
 		to, at := statement[nft.DNAT](s.Rule)
 		switch {
 		case at < 0 || !s.Matched:
+		case ruleset.Feeds(s.Chain) && len(w.Ends) > 1:
+			return ", at random, the less likely the more connections of this node it has"
 		case len(to.Hash) == 1:
 			return ", by a hash of the client's address"
 		case len(to.Hash) > 1:

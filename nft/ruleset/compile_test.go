@@ -64,6 +64,9 @@ func (h *randomHistory) next() service.Snapshot {
 	if h.growth.IntN(3) > 0 {
 		h.builder.SetGrowing(gen.Growth(h.growth, h.builder.Snapshot()))
 	}
+	if h.growth.IntN(3) > 0 {
+		h.builder.SetSlots(gen.Slots(h.growth, h.builder.Snapshot()))
+	}
 	return h.builder.Snapshot()
 }
 

@@ -45,7 +45,7 @@ func TestReadBack(t *testing.T) {
 			}
 			services[i] = s
 		}
-		s := build(node, services, gen.ServiceCIDRs(rng)...)
+		s := gen.Slotted(rng, build(node, services, gen.ServiceCIDRs(rng)...))
 		p := ruleset.Compile(cfg, s)
 		got := ruleset.ReadBack(p.Model(), cfg.Table, s.Node)
 		if diff := cmp.Diff(reachable(s), reachable(got)); diff != "" {
@@ -61,7 +61,7 @@ func TestReadBack(t *testing.T) {
 		count(seen, got)
 	})
 	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local",
-		"external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges",
+		"external Local", "affinity", "hints", "local endpoint", "balance", "feedback", "weights", "ranges",
 		"source ranges of node ports", "hold"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
@@ -360,9 +360,10 @@ func count(seen map[string]int, s service.Snapshot) {
 		seen["restricted"] += len(svc.LoadBalancerIPs)
 		for what, is := range map[string]bool{
 			"internal Local": svc.InternalPolicy == service.Local, "external Local": svc.ExternalPolicy == service.Local,
-			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom,
-			"hold":   svc.Options.Hold > 0,
-			"ranges": svc.Options.PortRanges != "",
+			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance.Hashes(),
+			"feedback": len(svc.Slotted()) > 0,
+			"hold":     svc.Options.Hold > 0,
+			"ranges":   svc.Options.PortRanges != "",
 			"source ranges of node ports": svc.Options.SourceRanges != nil && slices.ContainsFunc(svc.Ports,
 				func(p service.Port) bool { return p.NodePort != 0 }),
 		} {
