@@ -262,6 +262,7 @@ func TestDemo(t *testing.T) {
 				`(?m)^     v1 +0\n     v2 █+.? 500\n     A connection to v1 that was open before lived through it: 3 echoes\.$`,
 				`(?m)^     cart-2 █+.? +\d+ +cart-2 +0$`,
 				`When cart-2 was lost, its \d+ clients moved, and \d+ of the other \d+\.`,
+				`(?m)^     jobs-1 █+.? 60 +jobs-1 [█▉-▏]+ +\d+$`,
 				`(?m)^     shop    -->  slow     -->  slow-1  8 +answered +\d+(\.\d+)? ms$`,
 				`(?m)^     mail    -->  empty    --x          6 +refused: no-endpoints +-$`,
 				`(?m)^All as it should be: \d+ checks in \d+\.\d s\.`,

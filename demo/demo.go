@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/testnet"
@@ -103,6 +104,8 @@ type world struct {
 	// meanwhile.
 	updates  []update
 	programs []*nft.Program
+	// asked is what the manifests ask for, by the last of them.
+	asked service.Snapshot
 }
 
 // alive expects that the proxy runs, if it was started.

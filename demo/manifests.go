@@ -23,6 +23,7 @@ const (
 	cartEndpointsFile   = "cart-endpoints.yaml"
 	slowEndpointsFile   = "slow-endpoints.yaml"
 	lazyEndpointsFile   = "lazy-endpoints.yaml"
+	jobsEndpointsFile   = "jobs-endpoints.yaml"
 )
 
 const (
@@ -42,7 +43,7 @@ func emptyAddrs() testnet.Addrs {
 	return testnet.Addrs{netip.MustParseAddr("172.30.0.20"), netip.MustParseAddr("fd00:172::20")}
 }
 
-// The services default/canary, default/cart, default/slow and default/lazy have one family.
+// The services default/canary, default/cart, default/slow, default/lazy and default/jobs have one family.
 func canaryAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.30")} }
 
 func cartAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.40")} }
@@ -50,6 +51,8 @@ func cartAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.3
 func slowAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.50")} }
 
 func lazyAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.60")} }
+
+func jobsAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.70")} }
 
 // state is the data of the manifests.
 type state struct {
@@ -59,6 +62,7 @@ type state struct {
 	cart      []endpoint
 	slow      []endpoint
 	lazy      []endpoint
+	jobs      []endpoint
 }
 
 // version is an EndpointSlice of default/canary.
@@ -82,6 +86,7 @@ func (s state) values() map[string]string {
 		"ENDPOINTS_CART": endpointList(s.cart, testnet.Addrs.V4), "ENDPOINTS_SLOW": endpointList(s.slow, testnet.Addrs.V4),
 		"SLOW_IPV4": slowAddrs().V4().String(),
 		"LAZY_IPV4": lazyAddrs().V4().String(), "ENDPOINTS_LAZY": endpointList(s.lazy, testnet.Addrs.V4),
+		"JOBS_IPV4": jobsAddrs().V4().String(), "ENDPOINTS_JOBS": endpointList(s.jobs, testnet.Addrs.V4),
 	}
 }
 

@@ -46,7 +46,8 @@ func (w *world) wanted(ctx context.Context) (*nft.Program, error) {
 		return nil, fmt.Errorf("read manifests: %w", problem)
 	}
 	latest, _ := mailbox.Take()
-	program := ruleset.Compile(w.rulesetConfig(), latest.Snapshot)
+	w.asked = latest.Snapshot
+	program := ruleset.Compile(w.rulesetConfig(), w.asked)
 	w.programs = append(w.programs, program)
 	return program, nil
 }
@@ -65,8 +66,17 @@ func (w *world) holds(want *nft.Program) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read tables: %w", err)
 	}
+	want = w.asSlotted(want, have)
 	missing, _ := nft.Adopt(have, want).Plan(want, time.Now())
 	return missing.Empty(), nil
+}
+
+// asSlotted is the wanted program with the slots that connections have moved.
+func (w *world) asSlotted(want *nft.Program, have *nft.Model) *nft.Program {
+	if slotted := ruleset.WithSlots(w.asked, have, ruleset.DefaultTable); slotted.Services != w.asked.Services {
+		return ruleset.Compile(w.rulesetConfig(), slotted)
+	}
+	return want
 }
 
 func showTable(ctx context.Context, w *world, _ tellFunc) ([]block, error) {
@@ -96,6 +106,7 @@ func (w *world) readTexts(want *nft.Program) (texts [2]string, err error) {
 	if err != nil {
 		return texts, fmt.Errorf("read tables: %w", err)
 	}
+	want = w.asSlotted(want, have)
 	missing, _ := nft.Adopt(have, want).Plan(want, time.Now())
 	if err := w.expect(missing.Empty(), "tables in the kernel", "what the manifests ask for", "this difference:\n"+
 		missing.String()); err != nil {

@@ -34,6 +34,7 @@ func scenario() []step {
 		{"A canary: weights of 90 and 10", showWeights},
 		{"A drain: weight 0", showDrain},
 		{"The same client, the same endpoint: a hash", showHash},
+		{"A busy pod gets fewer new connections", showLeast},
 		{"The table, read back from the kernel", showTable},
 		{"How long each kernel update took", showUpdates},
 		{"Who talks to whom: three clients, a slow Service and one that refuses", showFlows},
@@ -126,7 +127,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}
 	first := update{"first program", report, start}
 	w.updates = append(w.updates, first)
-	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 6, report.Services); err != nil {
+	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 7, report.Services); err != nil {
 		return nil, err
 	}
 	return []block{
@@ -140,6 +141,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 				{"default/empty", both(emptyAddrs()), fmt.Sprint(servicePort), "", "0"},
 				{"default/canary", canaryAddrs().V4().String(), fmt.Sprint(servicePort), "", "0, later 2"},
 				{"default/cart", cartAddrs().V4().String(), fmt.Sprint(servicePort), "", fmt.Sprintf("0, later %d", cartPods)},
+				{"default/jobs", jobsAddrs().V4().String(), fmt.Sprint(servicePort), "", fmt.Sprintf("0, later %d", jobsPods)},
 				{"default/slow", slowAddrs().V4().String(), fmt.Sprint(servicePort), "", "0, later 1"},
 				{"default/lazy", lazyAddrs().V4().String(), fmt.Sprint(servicePort), "", "0, later 1"},
 			},
