@@ -163,8 +163,8 @@ func (w *Watcher) SetAdjustments(a service.Adjustments) {
 	w.change(func(ix *index) { ix.builder.SetAdjustments(a) })
 }
 
-// SetSlots says how many slots the endpoints of some Services have by feedback. It may be called at any time, before and
-// during a run, from any goroutine.
+// SetSlots says how many slots the endpoints of some Services have by feedback. It may be called at any time, before
+// and during a run, from any goroutine.
 func (w *Watcher) SetSlots(of map[service.Name]service.Slotted) {
 	w.change(func(ix *index) { ix.builder.SetSlots(of) })
 }

@@ -100,8 +100,8 @@ func flow(number, endpoint, i int, state conntrack.TCPState) conntrack.Flow {
 		Reply:    conntrack.Tuple{Src: endpointOf(number, endpoint), Dst: client}}
 }
 
-// TestCounts: a connection counts from its first packet, and while the kernel remembers its reset, until both sides have
-// closed it; and only those to the address and port of a Service that asks for it.
+// TestCounts: a connection counts from its first packet, and while the kernel remembers its reset, until both sides
+// have closed it; and only those to the address and port of a Service that asks for it.
 func TestCounts(t *testing.T) {
 	random := web("a", 2, 2)
 	random.Options.Balance = service.ByRandom
@@ -122,8 +122,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestMove: the busy endpoint loses slots until it has its floor, and nobody else has more than the cap. What goes comes
-// back once all hold the same.
+// TestMove: the busy endpoint loses slots until it has its floor, and nobody else has more than the cap. What goes
+// comes back once all hold the same.
 func TestMove(t *testing.T) {
 	w := newServed(web("a", 1, 4))
 	open, _ := w.openTo(busy(1, 200))

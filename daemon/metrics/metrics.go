@@ -50,7 +50,6 @@ type Metrics struct {
 	ejectionCPU         prometheus.Counter
 	ejectionFailures    prometheus.Counter
 	balanceCPU          prometheus.Counter
-	balanceMoved        prometheus.Counter
 	affinityDuration    prometheus.Histogram
 	affinitySwept       prometheus.Counter
 	affinityFailures    prometheus.Counter
@@ -113,9 +112,7 @@ func (m *Metrics) registerOwn(f factory) {
 	m.ejectionFailures = f.counter("nftproxy_ejection_look_failures_total",
 		"Failed searches for connections without an answer.")
 	m.balanceCPU = f.counter("nftproxy_balance_cpu_seconds_total",
-		"CPU time spent on counting connections for nftproxy.io/balance: least-connections.")
-	m.balanceMoved = f.counter("nftproxy_balance_moved_slots_total",
-		"Slots of Service ports that went from one endpoint to another by balance: least-connections.")
+		"CPU time of counts for least connections.")
 	m.conflicts = f.gauge("nftproxy_conflicting_services",
 		"Services without an address, port or node port that they claim, "+
 			"because another Service has it or the node needs it.")
@@ -253,10 +250,9 @@ func (m *Metrics) ObserveEjections(r eject.Report) {
 	}
 }
 
-// ObserveBalance takes note of a count of connections for least connections, and of what came of it.
+// ObserveBalance takes note of a count of connections for least connections.
 func (m *Metrics) ObserveBalance(r balance.Report) {
 	m.balanceCPU.Add(r.CPU.Seconds())
-	m.balanceMoved.Add(float64(r.Moved))
 }
 
 // ObserveHealthPorts takes note of the number of open listeners for health check node ports, and of the failed ones.

@@ -22,8 +22,8 @@ func (b Balance) String() string { return balanceWords()[b] }
 // Hashes says whether clients keep their endpoint.
 func (b Balance) Hashes() bool { return b == ByClient || b == ByFlow }
 
-// Slots are how many slots an endpoint has by ByLeastConnections in the rows of its port: in that for policy Cluster and
-// in that for policy Local (share.Choice). 0 is unknown.
+// Slots are how many slots an endpoint has by ByLeastConnections in the rows of its port: in that for policy Cluster
+// and in that for policy Local (share.Choice). 0 is unknown.
 type Slots struct{ Cluster, Local uint16 }
 
 // Slotted are the slots of a service's endpoints.
