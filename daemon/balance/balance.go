@@ -140,8 +140,8 @@ func (b *Balancer) step(ctx context.Context) {
 }
 
 // counts says whether a connection counts: one that is under way, one without an answer, and for the ten seconds that
-// the kernel remembers it one that was reset, so that an endpoint which hangs or refuses does not look idle. What both
-// sides have closed does not count.
+// the kernel remembers it one that was reset, so that an endpoint which hangs or resets does not look idle. What both
+// sides have closed does not count, nor what was refused: the kernel forgets that at once.
 func counts(f *conntrack.Flow) bool {
 	return f.TCPState != conntrack.TCPLastAck && f.TCPState != conntrack.TCPTimeWait
 }

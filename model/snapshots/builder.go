@@ -310,10 +310,15 @@ func (b *Builder) SetAdjustments(a service.Adjustments) { b.readjust(&b.ejected,
 // SetGrowing replaces the growing endpoints, likewise. SetAdjustments takes precedence.
 func (b *Builder) SetGrowing(a service.Adjustments) { b.readjust(&b.growing, a) }
 
-// SetSlots replaces the slots that the endpoints of some services have by feedback. They may come before the service.
+// SetSlots replaces the slots that the endpoints of some services have by feedback. They may come before the first
+// snapshot; later those of services that are not there are passed over.
 func (b *Builder) SetSlots(of map[service.Name]service.Slotted) {
 	for name, slots := range of {
-		if b.slots[name] = slots; b.Service(name) != nil {
+		there := b.Service(name) != nil
+		if there || b.snapshot.Services.Len() == 0 {
+			b.slots[name] = slots
+		}
+		if there {
 			b.edit(name)
 		}
 	}

@@ -177,7 +177,17 @@ func (w *balanced) settled(connections int) {
 // open opens a connection that stays, and returns the name of the server.
 func (w *balanced) open(way way, protocol string) string {
 	w.Helper()
-	conn, err := way.from.Dial(w.Context(), protocol, way.to.String())
+	return w.openFrom(way, protocol, netip.Addr{})
+}
+
+// openFrom does it from an address of the client's; the zero address for any.
+func (w *balanced) openFrom(way way, protocol string, from netip.Addr) string {
+	w.Helper()
+	source := ""
+	if from.IsValid() {
+		source = netip.AddrPortFrom(from, 0).String()
+	}
+	conn, err := way.from.DialFrom(w.Context(), protocol, source, way.to.String())
 	w.must(err)
 	w.Cleanup(func() { conn.Close() })
 	w.must(conn.SetDeadline(time.Now().Add(limit)))
@@ -259,5 +269,85 @@ func TestLeastConnections(t *testing.T) {
 		if got["busy"] > after*3/16 || got["drained"] > 0 || got["idle"] < after/5 || got["heavy"] < after*2/5 {
 			t.Errorf("%s, %s: %v", k.name, k.protocol, got)
 		}
+	}
+}
+
+// TestLeastConnectionsAffinity: new clients follow connections, and remembered ones stay with their busy endpoint.
+func TestLeastConnectionsAffinity(t *testing.T) {
+	const old, clients = 40, 200
+	w := newBalanced(t, "busy", "idle", "other")
+	var addrs []netip.Addr
+	addr := w.PodCIDRs[0].Addr().As4()
+	for i := range clients {
+		addr[3] = byte(50 + i)
+		addrs = append(addrs, netip.AddrFrom4(addr))
+	}
+	pod, err := w.AddPod("clients", addrs...)
+	w.must(err)
+	text := func(ready int) string {
+		list := ""
+		for i, pod := range w.servers {
+			if i < ready {
+				list += fmt.Sprintf("    endpoint %v n ready serving\n", netip.AddrPortFrom(pod.Addrs.V4(), port))
+			}
+		}
+		return `service a/web created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  affinity 10800s
+  option balance least-connections
+  port t tcp 80
+` + list
+	}
+	to := way{"cluster IP", pod.NS, netip.MustParseAddrPort("10.96.0.1:80")}
+	w.set(text(1))
+	for _, from := range addrs[:old] {
+		if got := w.openFrom(to, testnet.TCP, from); got != "busy" {
+			t.Fatalf("%v is led to %s", from, got)
+		}
+	}
+	w.set(text(len(w.servers)))
+	w.settled(old)
+	w.stop()
+	got := map[string]int{}
+	for i, from := range addrs {
+		server := w.openFrom(to, testnet.TCP, from)
+		if got[server]++; i < old && server != "busy" {
+			t.Errorf("the remembered client %v is led to %s", from, server)
+		}
+	}
+	t.Logf("%v, %d of them remembered", got, old)
+	// At random a third of the new ones would be 53. The floor is 4 slots of 48, and up to three more stay.
+	if fresh := got["busy"] - old; fresh > 37 {
+		t.Errorf("%d of %d new clients go to the busy endpoint", fresh, clients-old)
+	}
+}
+
+// TestLeastConnectionsRefused: the kernel keeps no entry of a refused connection, so an endpoint that refuses looks
+// idle. What it gets is bounded by the rows (share.LeastConnections).
+func TestLeastConnectionsRefused(t *testing.T) {
+	const tries = 5
+	w := newBalanced(t, "refuses", "also")
+	list := ""
+	for _, pod := range w.servers {
+		list += fmt.Sprintf("    endpoint %v n ready serving\n", netip.AddrPortFrom(pod.Addrs.V4(), otherPort))
+	}
+	w.set(`service a/web created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  option balance least-connections
+  port t tcp 80
+` + list)
+	for range tries {
+		a, err := w.client.NS.Ask(w.Context(), testnet.TCP, netip.MustParseAddrPort("10.96.0.1:80"), limit)
+		w.must(err)
+		if a.Outcome != testnet.Refused {
+			t.Fatalf("%+v", a)
+		}
+	}
+	select { // A report of before may be waiting.
+	case <-w.reports:
+	default:
+	}
+	if r := <-w.reports; r.Err != nil || r.Services != 1 || r.Connections > 0 {
+		t.Errorf("%+v", r)
 	}
 }
