@@ -360,7 +360,7 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 	}
 	var results []nft.Result
 	outside := func(to netip.AddrPort) bool { return o.unserved(to.Addr()) && !o.inServiceCIDR(to.Addr()) }
-	if b := t.s.Options.Balance; b != service.ByRandom && len(chosen) > 1 {
+	if b := t.s.Options.Balance; b.Hashes() && len(chosen) > 1 {
 		o.saw("drawn by " + b.String())
 		one := slices.DeleteFunc(slices.Clone(chosen), func(a netip.AddrPort) bool {
 			return a != o.drawn && (o.drawn.IsValid() || !outside(a))

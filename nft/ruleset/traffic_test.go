@@ -97,6 +97,8 @@ func (c *trial) change(t *testing.T) {
 		c.services[i] = gen.Mutated(c.rng, c.services[i])
 		c.builder.Set(c.services[i])
 	}
+	slots := rand.New(rand.NewPCG(uint64(len(c.clients)), 8))
+	c.builder.SetSlots(gen.Slots(slots, c.builder.Snapshot()))
 	c.sync(t)
 }
 
