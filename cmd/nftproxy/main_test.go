@@ -265,7 +265,7 @@ func badTexts() map[string]map[string]string {
 		"nftproxy-healthz-tls-private-key-file": {"no-such-file": "--nftproxy-healthz-tls-cert-file is empty"},
 		"nftproxy-flows":                        {"1/3": "not off, 1/1, or 1/N", "on": `"on": not off`, "": `"": not off`},
 		"nftproxy-balance": {"hash": `"hash": want random, client or flow`, "cleint": "did you mean client?",
-			"": "want random, client or flow"},
+			"": "want random, client or flow", "least-connections": "want random, client or flow"},
 		"nftproxy-eject": {"yes": `"yes": want off, report or on`, "onn": `"onn": did you mean on? want off, report or on`,
 			"": "want off, report or on"},
 		"nftproxy-startup-taint": {"a b": `"a b" is not the key of a taint`, "x/": "is not the key of a taint"},

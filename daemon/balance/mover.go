@@ -1,6 +1,8 @@
 package balance
 
 import (
+	"iter"
+	"maps"
 	"net/netip"
 
 	"nftproxy/conntrack"
@@ -92,50 +94,66 @@ func (m *mover) step(open openTo) (next map[service.Name]service.Slotted, moved 
 
 // move moves slots of one Service, of about so many elements, and one slot of each row at least.
 func (m *mover) move(s *service.Service, open openTo, elements int) (slots service.Slotted, moved, cost int) {
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		for _, family := range ip.Families() {
-			if !s.InFamily(family) {
-				continue
-			}
-			choice := share.Choose(s, p, m.snapshot.Node, family)
-			for _, local := range []bool{false, true} {
-				addrs := choice.Cluster
-				if local {
-					addrs = choice.Local
-				}
-				row := share.NewLeastRow(s, p, m.snapshot.Node, addrs, local)
-				if row == nil {
+	for r := range m.rows(s) {
+		for i, a := range r.Addrs {
+			r.Loads[i].Open = open[r.port][a]
+		}
+		n := r.Step(min(mostOfRow, max(1, (elements-cost)/r.ways)))
+		if cost += 1 + r.Len()/seenFor; n == 0 {
+			continue
+		}
+		cost += r.ways * (n + r.Len()/comparedFor)
+		if moved += n; slots == nil {
+			slots = service.Slotted{}
+			maps.Copy(slots, s.Slotted())
+		}
+		r.note(slots)
+	}
+	return slots, moved, cost
+}
+
+// row is a row of a port, which each of so many ways to the port has.
+type row struct {
+	*share.LeastRow
+	port  *service.Port
+	local bool
+	ways  int
+}
+
+// rows yields the rows of a Service.
+func (m *mover) rows(s *service.Service) iter.Seq[row] {
+	return func(yield func(row) bool) {
+		for i := range s.Ports {
+			p := &s.Ports[i]
+			for _, family := range ip.Families() {
+				if !s.InFamily(family) {
 					continue
 				}
-				for j, a := range row.Addrs {
-					row.Loads[j].Open = open[p][a]
-				}
-				ways := waysTo(s, p, family)
-				n := row.Step(min(mostOfRow, max(1, (elements-cost)/ways)))
-				if cost += 1 + row.Len()/seenFor; n == 0 {
-					continue
-				}
-				cost += ways * (n + row.Len()/comparedFor)
-				if moved += n; slots == nil {
-					slots = service.Slotted{}
-					for at, have := range s.Slotted() {
-						slots[at] = have
+				choice := share.Choose(s, p, m.snapshot.Node, family)
+				for list, addrs := range []share.Addresses{choice.Cluster, choice.Local} {
+					local := list > 0
+					least := share.NewLeastRow(s, p, m.snapshot.Node, addrs, local)
+					if least != nil && !yield(row{least, p, local, waysTo(s, p, family)}) {
+						return
 					}
-				}
-				for j, a := range row.Addrs {
-					have := slots[p.At(a)]
-					if local {
-						have.Local = uint16(row.Loads[j].Slots)
-					} else {
-						have.Cluster = uint16(row.Loads[j].Slots)
-					}
-					slots[p.At(a)] = have
 				}
 			}
 		}
 	}
-	return slots, moved, cost
+}
+
+// note writes down what the endpoints of the row have now.
+func (r row) note(slots service.Slotted) {
+	for i, a := range r.Addrs {
+		at, n := r.port.At(a), uint16(r.Loads[i].Slots)
+		have := slots[at]
+		if r.local {
+			have.Local = n
+		} else {
+			have.Cluster = n
+		}
+		slots[at] = have
+	}
 }
 
 // waysTo counts the addresses and node ports by which a port is reached.
