@@ -252,7 +252,8 @@ func TestAffinityNames(t *testing.T) {
 		b.Set(&service.Service{
 			Name: svc, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 30, 0, byte(i)})}, ExternalPolicy: service.Local,
 			AffinityTimeout: 86400e9,
-			Options:         service.Options{UDPTimeouts: timeouts},
+			// The longest word for a way to choose.
+			Options: service.Options{UDPTimeouts: timeouts, Balance: service.ByLeastConnections},
 			Ports: []service.Port{
 				{Protocol: service.SCTP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: endpoints},
 				{Protocol: service.UDP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: endpoints},
