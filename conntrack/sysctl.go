@@ -126,6 +126,12 @@ func (f Files) BeLiberal() bool {
 	return err == nil && strings.TrimSpace(string(text)) != "0"
 }
 
+// Uncounted says that the kernel does not count the packets of new connections.
+func (f Files) Uncounted() bool {
+	text, err := os.ReadFile(f.setting("nf_conntrack_acct"))
+	return err == nil && strings.TrimSpace(string(text)) == "0"
+}
+
 // TCPTimeout is the time-out of TCP connections in a state, such as time_wait; usual if the kernel does not say.
 func (f Files) TCPTimeout(state string, usual time.Duration) time.Duration {
 	text, err := os.ReadFile(f.setting("nf_conntrack_tcp_timeout_" + state))

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/florianl/go-nflog/v2"
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
@@ -16,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	modelflows "nftproxy/model/flows"
+	"nftproxy/nft/ruleset"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
@@ -253,4 +258,119 @@ func TestFlowsBeside(t *testing.T) {
 	if diff := cmp.Diff(before, listen("1/1")); diff != "" {
 		t.Errorf("what neighbours hear (-off +1/1):\n%s", diff)
 	}
+}
+
+// listener listens to a group of nfnetlink_log as other programs do, and notes the prefixes of the messages.
+type listener struct {
+	group uint16
+	close func()
+
+	mu    sync.Mutex
+	heard []string
+}
+
+// listen has a listener begin.
+func (w *flowsWorld) listen(group uint16) (*listener, error) {
+	log, err := nflog.Open(&nflog.Config{Group: group, Copymode: nflog.CopyPacket, NetNS: w.Node.Fd()})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(w.Context())
+	l := &listener{group: group, close: func() { cancel(); _ = log.Close() }}
+	err = log.RegisterWithErrorFunc(ctx, func(m nflog.Attribute) int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if m.Prefix != nil {
+			l.heard = append(l.heard, strings.TrimRight(*m.Prefix, "\x00"))
+		}
+		return 0
+	}, func(error) int { return 1 })
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	w.Cleanup(l.close)
+	return l, nil
+}
+
+// prefixes returns the prefixes of messages until one is there, each once.
+func (l *listener) prefixes(ctx context.Context, until string) ([]string, error) {
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		l.mu.Lock()
+		heard := slices.Compact(slices.Sorted(slices.Values(l.heard)))
+		l.mu.Unlock()
+		if slices.Contains(heard, until) {
+			return heard, nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return heard, fmt.Errorf("no message %q: %w", until, context.Cause(ctx))
+		}
+	}
+}
+
+// TestFlowsListeners: a program that logs by a group of its own hears its own packets alone. One that has nftproxy's
+// group first hears nftproxy's messages: nftproxy says so, serves on, and follows connections once the other is gone.
+// While nftproxy has the group no other program gets it, and what others log to it makes no flows.
+func TestFlowsListeners(t *testing.T) {
+	const ownGroup = 5
+	w := newFlowsWorld(t, "off")
+	ctx, cancel := context.WithTimeout(t.Context(), awaitLimit)
+	defer cancel()
+	rules := "table inet logging {\nchain through {\ntype filter hook forward priority 0\n" +
+		"ct state new log prefix \"other\" group %d\n}\n}\n"
+	expect := func(l *listener, until string, want ...string) {
+		t.Helper()
+		heard, err := l.prefixes(ctx, until)
+		testnet.Require(t, err)
+		if diff := cmp.Diff(want, heard); diff != "" {
+			t.Errorf("what a listener to group %d hears (-want +got):\n%s", l.group, diff)
+		}
+	}
+	group := ruleset.FlowGroup(ruleset.DefaultTable)
+	first, err := w.listen(group)
+	testnet.Require(t, err)
+	own, err := w.listen(ownGroup)
+	testnet.Require(t, err)
+	testnet.Require(t, w.nft.Load(w.Node, fmt.Sprintf(rules, ownGroup)))
+
+	r := w.runUntil("1/1", "synced", "serving", "cannot follow all connections; will try again")
+	web := route{from: "client", service: flowsWeb, way: modelflows.ByClusterIP, want: modelflows.Answered}
+	w.attempt(web, testnet.TCP, 0)
+	expect(first, "1/1", "1/1")
+	expect(own, "other", "other")
+	out, errs, code := runIn(t, w.Node, "flows", "--address", defaultMetricsAddress)
+	if said := fmt.Sprintf("group %d", group); code == 0 || !strings.Contains(errs, said) {
+		t.Errorf("nftproxy flows: exit status %d, %q, want one that is not 0 and %q\n%s", code, errs, said, out)
+	}
+	first.close()
+	r.await("the other's end", func(l logged) bool { return l.Msg == "following connections" })
+	w.attemptAll([]route{web})
+	w.compare()
+	expect(own, "other", "other")
+
+	if _, err := w.listen(group); err == nil {
+		t.Errorf("two listeners have group %d", group)
+	}
+	testnet.Require(t, w.nft.Load(w.Node, "delete table inet logging\n"+fmt.Sprintf(rules, group)))
+	w.attemptAll([]route{web})
+	w.compare()
+	r.end()
+}
+
+// TestFlowsUncounted: if another program switches the counters of connections off, nftproxy says so and switches them
+// on again.
+func TestFlowsUncounted(t *testing.T) {
+	w := newFlowsWorld(t, "off")
+	r := w.run("1/1")
+	testnet.Require(t, w.Node.Sysctl("net.netfilter.nf_conntrack_acct", "0"))
+	for _, message := range []string{"cannot follow all connections; will try again", "following connections"} {
+		r.await(message, func(l logged) bool { return l.Msg == message })
+	}
+	w.attemptAll([]route{{from: "client", service: flowsWeb, way: modelflows.ByClusterIP, want: modelflows.Answered}})
+	w.compare()
+	r.end()
 }

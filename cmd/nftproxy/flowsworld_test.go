@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -184,11 +183,21 @@ endpoints:
 
 // run starts the process, and returns when it follows connections, if it shall.
 func (w *flowsWorld) run(share string) *running {
+	if share == "off" {
+		return w.runUntil(share, "synced", "serving")
+	}
+	return w.runUntil(share, "synced", "serving", "following connections")
+}
+
+// runUntil starts the process, and returns when it has logged all of the messages.
+func (w *flowsWorld) runUntil(share string, messages ...string) *running {
 	w.attempts = nil
 	r := start(w.T, w.Node, "--nftproxy-manifests", w.manifest, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56",
 		"--nftproxy-flows="+share, "--metrics-bind-address="+defaultMetricsAddress)
-	left := map[string]bool{"synced": true, "serving": true, "following connections": share != "off"}
-	maps.DeleteFunc(left, func(_ string, wanted bool) bool { return !wanted })
+	left := map[string]bool{}
+	for _, m := range messages {
+		left[m] = true
+	}
 	r.await("all of it", func(l logged) bool {
 		if l.Msg != "serving" || l.Address == defaultMetricsAddress {
 			delete(left, l.Msg)

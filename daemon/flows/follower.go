@@ -262,20 +262,28 @@ func (f *Follower) follow(ctx context.Context) error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
-	return f.work(ctx, &keeper{conn: conn, services: f.config.Services, group: group})
+	return f.work(ctx, &keeper{conn: conn, files: f.config.Files, services: f.config.Services, group: group})
 }
 
-// keeper keeps the table for answers.
+// keeper keeps the table for answers, and the counters that it needs.
 type keeper struct {
 	conn     *kernel.Conn
+	files    conntrack.Files
 	services string
 	group    uint16
 	// kept is the generation of the ruleset that had the table; 0 if none is known to.
 	kept uint32
 }
 
-// keep looks at the table if any process has changed the ruleset since it was there.
+// errUncounted says that the counters were off and are on again.
+var errUncounted = errors.New("another program has switched net.netfilter.nf_conntrack_acct off: bytes and first " +
+	"answers of some connections are missing")
+
+// keep looks at the table if any process has changed the ruleset since it was there. With the table come the counters.
 func (k *keeper) keep() error {
+	if k.files.Uncounted() {
+		return cmp.Or(flowtable.Replace(k.services, ruleset.FlowLabel, k.group, 0), errUncounted)
+	}
 	now, err := k.conn.Generation()
 	if err != nil || now == k.kept {
 		return err
