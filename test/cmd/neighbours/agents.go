@@ -1,6 +1,9 @@
 package main
 
-import _ "embed"
+import (
+	"context"
+	_ "embed"
+)
 
 // felixRules writes rules as Calico's Felix does: what it hooks where, in which order, with which verdicts and marks
 // (felix/rules and a dump of Felix of August 2026, before 3.33). Felix itself is not run: Debian has no package of it,
@@ -8,6 +11,17 @@ import _ "embed"
 //
 //go:embed felix.sh
 var felixRules string
+
+// counters returns what the rules of new connections have counted: how many packets there are of others differs.
+func counters(plane string) func(context.Context, *world) (string, error) {
+	script := `for f in ip ip6; do nft list table $f calico; done |
+	awk '/^\tchain/ { chain = $2 } / counter packets / && !/established|ct status dnat/ { print chain ":" $0 }'`
+	if plane == "iptables" {
+		script = `for s in iptables-save ip6tables-save; do $s -c; done |
+	grep -e '-A cali-[tf]w-' -e '-A cali-wl-to-host -j ACCEPT' -e '-A cali-POSTROUTING ' | grep -v -e ESTABLISHED -e icmp`
+	}
+	return func(ctx context.Context, w *world) (string, error) { return w.system.run(ctx, script) }
+}
 
 // agents enforce network policies by rules of the node.
 func agents() []neighbour {
@@ -18,7 +32,7 @@ func agents() []neighbour {
 			prepare: "cat >/tmp/felix.sh <<'SCRIPT'\n" + felixRules + "SCRIPT\n",
 			events: []event{{nameStart, run("write")}, {"writes all rules anew", run("write")},
 				{"changes a policy", run("change")}},
-			stop: event{"stops", run("remove")}, notes: notes,
+			stop: event{"stops", run("remove")}, notes: notes, record: counters(plane),
 		}
 	}
 	return []neighbour{
@@ -27,8 +41,8 @@ func agents() []neighbour {
 			"Policies go by pods' addresses and ports: `egress` to a cluster IP matches nothing.",
 			"[What it does when kube-proxy's rules go](migrate.md#calico)."),
 		one("calico-iptables", "the same with rules of iptables", "iptables", "pods"),
-		one("calico-host", "the same for a host endpoint, with rules of nftables: policies for the node's own ports, with "+
-			"preDNAT, and with doNotTrack for a port of the node", "nftables", "host",
+		one("calico-host", "the same for a host endpoint, with rules of nftables: policies for the node's ports, preDNAT, "+
+			"and doNotTrack for one of them", "nftables", "host",
 			"doNotTrack for a Service's address or node port keeps its packets from being translated (read, not tried)."),
 	}
 }

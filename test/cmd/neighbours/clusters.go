@@ -69,13 +69,10 @@ func clusterNeighbours() []clusterNeighbour {
 			setting: "`\"hairpinMode\": true` for the CNI plugin bridge, in the ConfigMap `kube-router-cfg` or in " +
 				"`/etc/cni/net.d/10-kuberouter.conflist`",
 			notes: []string{
-				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod " +
-					"gets no answer from a Service that leads back to the pod. `nftproxy check` names the bridge " +
-					"`kube-bridge`.",
-				"Like its own manifest, this one enforces NetworkPolicies for IPv4 only. " +
-					"Routes are for both families.",
-				"kube-router learns the pod addresses of a new node every five minutes (`--routes-sync-period`; here " +
-					"10 s). Until then it masquerades connections of pods to pods of that node.",
+				"kube-router's own manifest has no `hairpinMode`. Without it a pod gets no answer from a Service " +
+					"that leads back to it. `nftproxy check` names the bridge.",
+				"For up to five minutes (`--routes-sync-period`; here 10 s) kube-router masquerades connections " +
+					"of pods to those of a new node.",
 				"kube-router reaches the API server by its cluster IP. Until nftproxy serves that, it is not ready.",
 			},
 		},
@@ -86,7 +83,6 @@ func clusterNeighbours() []clusterNeighbour {
 			modules: map[string]string{"kube-router": kubeRouter},
 			up:      []string{"--policies=kube-router"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
-				"The engine sees the client's own address and the endpoint's.",
 				targetPorts, outside,
 				"It refuses what it forbids: TCP clients see \"connection refused\", as from a Service without " +
 					"endpoints.",
@@ -100,12 +96,9 @@ func clusterNeighbours() []clusterNeighbour {
 			modules: map[string]string{"policies": "sigs.k8s.io/kube-network-policies"},
 			up:      []string{"--policies=kube-network-policies"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
-				"The engine sees the client's own address and the endpoint's.",
 				targetPorts, outside,
-				"On a kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) the engine stays `Running` and enforces " +
-					"nothing. `nftproxy check` says that no rule hands packets to its queue. Try a NetworkPolicy after the " +
-					"installation. This run had such a kernel, and the rules of " +
-					"`test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
+				"On a kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) the engine stays `Running` and " +
+					"enforces nothing; `nftproxy check` says so. Try a NetworkPolicy after the installation.",
 			},
 		},
 		{
@@ -115,11 +108,8 @@ func clusterNeighbours() []clusterNeighbour {
 			modules: map[string]string{"metallb": "go.universe.tf/metallb"},
 			up:      []string{"--announcer=metallb"}, focus: "LoadBalancers", tests: "LoadBalancers",
 			notes: []string{
-				"No setting is needed: MetalLB puts its addresses on no interface, and nftproxy serves what comes to " +
-					"them.",
 				"In layer 2 one node has the address. With `externalTrafficPolicy: Local` only that node's endpoints " +
 					"get connections.",
-				"Health check node ports answer for the Service's families only, as with kube-proxy.",
 			},
 		},
 	}
@@ -148,13 +138,8 @@ func tryOnCluster(ctx context.Context, n clusterNeighbour) (r clusterResult, err
 	if r.Kernel, err = kernel(); err != nil {
 		return r, err
 	}
-	for _, folder := range slices.Sorted(maps.Keys(n.modules)) {
-		version, err := lines(ctx, "go", "-C", filepath.Join("hack", folder), "list", "-m", "-f", "{{.Path}} {{.Version}}",
-			n.modules[folder])
-		if err != nil {
-			return r, err
-		}
-		r.Versions = append(r.Versions, version...)
+	if r.Versions, err = moduleVersions(ctx, n.modules); err != nil {
+		return r, err
 	}
 	if _, err := lines(ctx, "make", "realcluster"); err != nil {
 		return r, err
@@ -184,6 +169,19 @@ func tryOnCluster(ctx context.Context, n clusterNeighbour) (r clusterResult, err
 		r.Notes = n.notes
 	}
 	return r, nil
+}
+
+// moduleVersions returns the versions of modules that folders below hack pin.
+func moduleVersions(ctx context.Context, modules map[string]string) (versions []string, err error) {
+	for _, folder := range slices.Sorted(maps.Keys(modules)) {
+		version, err := lines(ctx, "go", "-C", filepath.Join("hack", folder), "list", "-m", "-f", "{{.Path}} {{.Version}}",
+			modules[folder])
+		if err != nil {
+			return nil, err
+		}
+		versions = append(versions, version...)
+	}
+	return versions, nil
 }
 
 // lines runs a command, shows its output, and returns it by lines.

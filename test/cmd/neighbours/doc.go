@@ -7,6 +7,9 @@
 // a steady load. What the program does not forbid has to work as without it, what it forbids has to stay forbidden, and
 // no connection may be lost where the program alone loses none.
 //
+// A program that keeps a record of packets or connections runs beside nftproxy that follows all connections: the record
+// has to be the same as without that, and nftproxy has to have seen each connection once.
+//
 // Programs that a whole cluster has, such as pod networks and network policy engines, run on the cluster of command
 // realcluster, with its smoke tests and Kubernetes' own.
 //

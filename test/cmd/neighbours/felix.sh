@@ -23,11 +23,11 @@ nft_pods() {
 	for pod in $(pods "$1" | tr ' ' ,); do
 		i=${pod%,*} a=${pod#*,}
 		from="$from $i : goto filter-cali-fw-$i," to="$to $i : goto filter-cali-tw-$i,"
-		policy="tcp dport $port meta mark set meta mark | 0x10000
-		udp dport $port meta mark set meta mark | 0x10000"
+		policy="tcp dport $port counter meta mark set meta mark | 0x10000
+		udp dport $port counter meta mark set meta mark | 0x10000"
 		out="$f daddr $pool $policy
-		$f daddr $pool udp dport $port meta mark set meta mark | 0x10000
-		th dport 32100 meta mark set meta mark | 0x10000"
+		$f daddr $pool udp dport $port counter meta mark set meta mark | 0x10000
+		th dport 32100 counter meta mark set meta mark | 0x10000"
 		chains="$chains
 	chain filter-cali-pi-$i {
 		$policy
@@ -112,11 +112,11 @@ table $f calico {
 		tcp sport 32100 meta mark set meta mark | 0x10000
 		meta mark & 0x10000 == 0x10000 notrack
 	}
-	chain pre-dnat { fib daddr type local meta l4proto { tcp, udp } th dport 30000-32767 meta mark set meta mark | 0x10000
-		$f daddr $pool meta mark set meta mark | 0x10000
-		meta l4proto { tcp, udp } th dport { 80, $port } meta mark set meta mark | 0x10000
+	chain pre-dnat { fib daddr type local meta l4proto { tcp, udp } th dport 30000-32767 counter meta mark set meta mark | 0x10000
+		$f daddr $pool counter meta mark set meta mark | 0x10000
+		meta l4proto { tcp, udp } th dport { 80, 90, $port } counter meta mark set meta mark | 0x10000
 	}
-	chain own { meta l4proto { tcp, udp } th dport 30000-32767 meta mark set meta mark | 0x10000
+	chain own { meta l4proto { tcp, udp } th dport 30000-32767 counter meta mark set meta mark | 0x10000
 		meta l4proto $icmp meta mark set meta mark | 0x10000
 	}
 	chain raw-PREROUTING { type filter hook prerouting priority raw

@@ -46,8 +46,8 @@ until grep -qs ready /tmp/sidecar.log; do sleep 0.1; done
 		}
 	}
 	return []neighbour{
-		one("istio", "Istio's own program redirects all TCP connections of two pods, a client and an endpoint, by rules of "+
-			"iptables. A small proxy in place of Envoy connects to where the client wanted to go",
+		one("istio", "Istio's own program redirects all TCP connections of a client's and an endpoint's pod, by rules of "+
+			"iptables, to a small proxy in place of Envoy",
 			"--force-iptables-binary=nft", "iptables-save | grep -q ISTIO_OUTPUT && ip6tables-save | grep -q ISTIO_OUTPUT"),
 		one("istio-nftables", "the same with rules of nftables", "--native-nftables",
 			"nft list ruleset | grep -q istio-proxy-nat"),

@@ -63,6 +63,16 @@ type neighbour struct {
 	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none
 	// may be.
 	loses string
+	// record returns what the program has seen since its start, by lines, once it has seen all: without what differs from
+	// one connection to the next. Where there is one, nftproxy follows all connections, and the record has to be the same
+	// as without that. Nil if the program has none.
+	record func(context.Context, *world) (string, error)
+	// modules are those of clusterNeighbour.
+	modules map[string]string
+	// policies are objects of a Kubernetes API server on the node, which the program asks; empty if it asks none.
+	policies string
+	// tool is a program of hack/build-tools.sh, which is in the system's root folder; empty for none.
+	tool string
 }
 
 // peer is the program's other end, in a system of its own. It runs before the program does.
@@ -92,6 +102,8 @@ func neighbours() []neighbour {
 	all = append(all, tunnels()...)
 	all = append(all, meshes()...)
 	all = append(all, agents()...)
+	all = append(all, followers()...)
+	all = append(all, queues()...)
 	return all
 }
 
@@ -123,5 +135,6 @@ func packages() []string {
 		"keepalived",
 		"wireguard-tools",
 		"frr", "frr-pythontools",
+		"conntrackd", "conntrack", "ulogd2",
 	)
 }

@@ -64,9 +64,15 @@ func (r result) verdictWithout(setting string) verdict {
 			faults = append(faults, fmt.Sprintf("%s: connections are lost on %d ways, and none without nftproxy", o.Name, n))
 		}
 	}
+	if r.Record != nil && len(r.Record.Faults) > 0 {
+		faults = append(faults, fmt.Sprintf("with flows, %d lines differ", len(r.Record.Faults)))
+	}
 	closed, also := r.Events[0].Table.Closed, ""
+	if r.Record != nil {
+		also = ", also with flows"
+	}
 	if slices.ContainsFunc(r.Events, func(o outcome) bool { return o.Excuse != "" }) {
-		also = ". Its start or end loses connections"
+		also += ". Its start or end loses connections"
 	}
 	switch {
 	case len(faults) > 0:
@@ -101,6 +107,12 @@ func (r result) text() string {
 			}
 		}
 	}
+	if r.Record != nil {
+		fmt.Fprintf(&b, "  record of %d connections: %d lines\n", r.Record.Connections, len(r.Record.Lines))
+		for _, f := range r.Record.Faults {
+			fmt.Fprintf(&b, "      FAULT: %s\n", f)
+		}
+	}
 	for _, c := range r.Check {
 		fmt.Fprintf(&b, "  check: %s\n", c)
 	}
@@ -112,10 +124,11 @@ func (r result) text() string {
 
 const head = `# Beside other programs
 
-Does nftproxy work beside another program that sets packet filter rules or addresses on the nodes? Each row is from a
+Does nftproxy work beside programs that set packet filter rules or addresses, or listen to packets? Each row is from a
 run of the real program, Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column links
-to its version and all results. On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* stands for the cluster's
-ranges of pod addresses.
+to all results. On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* are the cluster's ranges of pod
+addresses. *Also with flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections
+was the same, and nftproxy saw each once.
 
 `
 
@@ -129,7 +142,6 @@ const notTried = `
 func untried() []string {
 	return []string{
 		"kube-router's tunnels (`--overlay-type=full`, or nodes on several networks)",
-		"kube-router's service proxy, which takes nftproxy's place",
 		"MetalLB's mode for BGP, and its webhook", "kube-vip", "the binary of NodeLocal DNSCache",
 		"iptables-legacy under any of these",
 		"Calico's own binaries, routes and tunnels",

@@ -69,8 +69,8 @@ vtysh -c 'show running-config' | grep 'description router'
 		notes: []string{
 			"Give a node the addresses that it announces, such as on `lo`. It then refuses ports that no Service " +
 				"has. Otherwise such packets go back and forth between node and router until their time to live ends.",
-			"When routes change, an open connection may reach another node and end. With `balance: flow` and policy " +
-				"Cluster, too: the endpoint sees another node's address, and resets the connection.",
+			"When routes change, an open connection may reach another node and end, even with `balance: flow` " +
+				"and policy Cluster: the endpoint sees another node's address.",
 		},
 		beside: map[string]func(context.Context, *world) error{
 			namePrepared:                               announced(two, two, endpoints),

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -32,6 +33,8 @@ type result struct {
 	Check   []string `json:",omitempty"`
 	Explain []string `json:",omitempty"`
 	Notes   []string `json:",omitempty"`
+	// Record is what the program saw beside nftproxy that followed no connections, and all; nil if it has no record.
+	Record *record `json:",omitempty"`
 }
 
 // outcome is what came of one event.
@@ -55,14 +58,30 @@ const (
 )
 
 // try runs one neighbour alone, and then beside nftproxy.
-func try(ctx context.Context, n neighbour, s trialSetup) (result, error) {
+func try(ctx context.Context, n neighbour, s trialSetup) (r result, err error) {
+	if n.tool != "" {
+		path, err := controlplane.Tool(ctx, n.tool)
+		if err != nil {
+			return result{}, err
+		}
+		s.tree = filepath.Dir(path) + ":" + s.tree
+	}
+	if n.record != nil {
+		s.share = followAll
+	}
 	alone, err := tryAlone(ctx, n, s)
 	if err != nil {
 		return result{}, fmt.Errorf("%s alone: %w", n.name, err)
 	}
-	r, err := tryBeside(ctx, n, s, alone)
-	if err != nil {
+	if r, err = tryBeside(ctx, n, s, alone); err != nil {
 		return result{}, fmt.Errorf("%s beside nftproxy: %w", n.name, err)
+	}
+	if n.record != nil {
+		seen, err := tryRecorded(ctx, n, s)
+		if err != nil {
+			return result{}, fmt.Errorf("the record of %s: %w", n.name, err)
+		}
+		r.Record = &seen
 	}
 	return r, nil
 }
@@ -133,6 +152,11 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 
 // prepare has everything there that the program needs.
 func (w *world) prepare(ctx context.Context, n neighbour) error {
+	if n.policies != "" {
+		if err := w.startPlane(ctx, n.policies); err != nil {
+			return err
+		}
+	}
 	if _, err := w.system.run(ctx, n.prepare); err != nil {
 		return err
 	}
@@ -303,13 +327,17 @@ func (t *trial) describe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	modules, err := moduleVersions(ctx, t.n.modules)
+	if err != nil {
+		return err
+	}
 	release, err := kernel()
 	if err != nil {
 		return err
 	}
 	t.result = result{
 		Name: t.n.name, What: t.n.what, Setting: t.n.setting,
-		Versions: append(strings.Split(strings.TrimSpace(versions), "\n"), t.n.programs...),
+		Versions: slices.Concat(strings.Split(strings.TrimSpace(versions), "\n"), t.n.programs, modules),
 		Kernel:   release, Date: time.Now().UTC().Format(time.DateOnly),
 	}
 	return nil

@@ -103,6 +103,7 @@ echo ready
 while sleep 1; do :; done
 `
 
+// startSystem starts a system of a tree, or of several with a colon between them: files of the first one come first.
 func startSystem(ctx context.Context, node *testnet.Namespace, tree, work string) (*system, error) {
 	cmd := exec.Command("/bin/sh", "-c", enterTree)
 	cmd.Env = append(os.Environ(), "TREE="+tree, "WORK="+work)

@@ -63,8 +63,8 @@ ip link set wg0 up
 	}
 	const accept = "nft insert rule ip wg-quick-%i preraw iifname lo accept; nft insert rule ip6 wg-quick-%i preraw " +
 		"iifname lo accept"
-	alone := one("wireguard", "wg-quick, in user space: all packets to other networks go through the tunnel, by the mark "+
-		"0xca6c, and so do those of the client outside", "", "")
+	alone := one("wireguard", "wg-quick, in user space: packets to other networks, and those of the client outside, go "+
+		"through the tunnel (mark 0xca6c)", "", "")
 	alone.silences = "for each address of the tunnel it drops packets that do not come from there and have no source of " +
 		"the node, as resets of Services have"
 	set := one("wireguard-set", "the same with a rule for packets of the node to itself",

@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -37,6 +39,8 @@ type trialSetup struct {
 	atOnce int
 	// quiet is without load: the table of flows alone decides.
 	quiet bool
+	// share is what nftproxy follows of the connections; none of it is said if it is FlowsAsNode.
+	share service.Flows
 }
 
 // world is a node with the system of a neighbour, and nftproxy if it was started.
@@ -47,6 +51,8 @@ type world struct {
 	dir    string
 	trialSetup
 	proxy *child.Process
+	// plane is the API server that the neighbour asks; nil if it asks none.
+	plane *controlplane.Cluster
 	// servers are programs in pods and on the other node.
 	servers []*child.Process
 	// behind is a client of the router outside; nil if that is none.
@@ -181,6 +187,9 @@ func (w *world) startOn(ctx context.Context, ns *testnet.Namespace, name string)
 		name,
 		"--cluster-cidr="+strings.Join(cidrs, ","), "--conntrack-max-per-core=0", "--nodeport-addresses=primary,localhost",
 		"--v=2")
+	if w.share != service.FlowsAsNode {
+		cmd.Args = append(cmd.Args, "--nftproxy-flows="+w.share.String())
+	}
 	p, err := child.Start(ns, cmd)
 	if err != nil {
 		return nil, err
@@ -188,6 +197,11 @@ func (w *world) startOn(ctx context.Context, ns *testnet.Namespace, name string)
 	if _, _, err := p.Await(ctx, 0, child.Line.Synced); err != nil {
 		err = fmt.Errorf("first sync of nftproxy on %s: %w\n%s", name, err, p.Tail(10))
 		return p, err
+	}
+	if w.share == followAll {
+		if _, _, err := p.Await(ctx, 0, func(l child.Line) bool { return l.Msg == "following connections" }); err != nil {
+			return p, fmt.Errorf("nftproxy on %s follows nothing: %w\n%s", name, err, p.Tail(10))
+		}
 	}
 	return p, nil
 }
@@ -217,6 +231,9 @@ func (w *world) close() error {
 	}
 	for _, p := range w.servers {
 		errs = append(errs, p.Kill())
+	}
+	if w.plane != nil {
+		w.plane.Stop()
 	}
 	for _, s := range append(w.peers, w.system) {
 		if s != nil {
