@@ -71,16 +71,16 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 .PHONY: test-kernels
 test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/evidence/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some, ARCH=arm64 for the other architecture, both without the page
 	$(if $(findstring test/ipvs,$(PACKAGES)),hack/build-tools.sh kube-proxy)
-	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/evidence/kernels.md))
+	$(GO) run ./test/cmd/matrix kernels $(if $(USER_MODE),--user-mode) $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/evidence/kernels.md))
 
 .PHONY: test-no-iptables
 test-no-iptables: ## run the same tests and the demo on a kernel 6.12 without the modules of iptables, ipset and IPVS, as on RHEL 10, where kube-proxy's iptables mode fails, and write that table of docs/evidence/kernels.md; PACKAGES=conntrack for some
 	hack/build-tools.sh kube-proxy
-	$(GO) run ./test/cmd/matrix kernels --kernels=6.12-nf_tables --timeout=3h $(if $(PACKAGES),--packages=$(PACKAGES),--page=docs/evidence/kernels.md)
+	$(GO) run ./test/cmd/matrix kernels --kernels=6.12-nf_tables --timeout=3h $(if $(USER_MODE),--user-mode) $(if $(PACKAGES),--packages=$(PACKAGES),--page=docs/evidence/kernels.md)
 
 .PHONY: on-kernel
-on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.12-nf_tables, 6.1 or 5.10, among this computer's files, mounted read-only: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm
-	$(GO) run ./test/cmd/matrix run --kernel=$(or $(KERNEL),6.12) $(if $(KVM),--kvm) --timeout=6h sh -c "$$COMMAND"
+on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.12-nf_tables, 6.1 or 5.10, among this computer's files, mounted read-only: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm, USER_MODE=1 for the kernel as a program of this computer
+	$(GO) run ./test/cmd/matrix run --kernel=$(or $(KERNEL),6.12) $(if $(KVM),--kvm) $(if $(USER_MODE),--user-mode) --timeout=6h sh -c "$$COMMAND"
 
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one: after a change of what is sent to the kernel, and before a release

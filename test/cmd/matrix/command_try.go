@@ -29,6 +29,7 @@ type commandOptions struct {
 	memory, disk int
 	cpus         int
 	kvm          bool
+	userMode     bool
 	timeout      time.Duration
 }
 
@@ -42,9 +43,13 @@ func parseCommand(args []string) (commandOptions, error) {
 	f.IntVar(&o.disk, "disk", 32, "most `GiB` of the files below "+diskDir)
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of the machine")
 	f.BoolVar(&o.kvm, "kvm", false, "have this computer's processor run the machine, by /dev/kvm")
+	f.BoolVar(&o.userMode, "user-mode", false, "build the kernel as a program of this computer, with one processor")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end the machine after this `time`")
 	if err := f.Parse(args); err != nil {
 		return o, err
+	}
+	if o.kvm && o.userMode {
+		return o, errors.New("--user-mode is another way than --kvm")
 	}
 	if o.command = f.Args(); len(o.command) == 0 {
 		return o, errors.New("say which command to run")
@@ -74,12 +79,14 @@ func tryCommand(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	files, err := shareFiles(ctx, filepath.Join(dir, "files"))
-	if err != nil {
-		return err
+	if !o.userMode { // whose kernel opens this computer's files itself
+		files, err := shareFiles(ctx, filepath.Join(dir, "files"))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, files.stop()) }()
+		m.devices = append(m.devices, files.devices(o.memory)...)
 	}
-	defer func() { err = errors.Join(err, files.stop()) }()
-	m.devices = append(m.devices, files.devices(o.memory)...)
 	here, err := os.Getwd()
 	if err != nil {
 		return err
@@ -111,15 +118,17 @@ func (o commandOptions) machine(ctx context.Context, r release, dir string, out 
 	if err != nil {
 		return m, nil, err
 	}
-	qemu, err := aptget.Command(t.command, t.pkg)
-	if err != nil {
-		return m, nil, err
+	var qemu string
+	if !o.userMode {
+		if qemu, err = aptget.Command(t.command, t.pkg); err != nil {
+			return m, nil, err
+		}
 	}
 	cache, err := aptget.CacheDir(cacheName(arch))
 	if err != nil {
 		return m, nil, err
 	}
-	kernel, err := r.unpack(ctx, cache, arch, out)
+	kernel, err := r.unpack(ctx, cache, arch, o.userMode, out)
 	if err != nil {
 		return m, nil, err
 	}
@@ -146,12 +155,16 @@ func (o commandOptions) machine(ctx context.Context, r release, dir string, out 
 		return m, nil, err
 	}
 	initramfs := filepath.Join(dir, "initramfs")
+	parameters := computerVariable + "=yes"
+	if o.userMode {
+		parameters += " ubd0=" + disk
+	}
 	return machine{
-		target: t, qemu: qemu, kernel: vmlinuz, cpus: o.cpus, memory: o.memory, kvm: o.kvm, live: out,
+		target: t, qemu: qemu, kernel: vmlinuz, cpus: o.cpus, memory: o.memory, kvm: o.kvm, userMode: o.userMode, live: out,
 		console:    filepath.Join(o.logs, "run-"+r.series+"-console.log"),
 		image:      func(jobs []job) (string, error) { return initramfs, i.write(initramfs, jobs) },
 		devices:    []string{"-drive", "if=virtio,format=raw,cache=unsafe,file=" + disk},
-		parameters: computerVariable + "=yes",
+		parameters: parameters,
 	}, lacking, nil
 }
 

@@ -25,11 +25,15 @@ const diskDir = "/var/tmp"
 func enterComputer() error {
 	const lower, memory, root = "/computer", "/changes", "/root-of-all"
 	upper, work := memory+"/upper", memory+"/work"
+	kind, options, disk := "virtiofs", "", "/dev/vda"
+	if os.Getenv(userModeVariable) != "" {
+		kind, options, disk = "hostfs", "/", "/dev/ubda"
+	}
 	for _, m := range []struct{ from, on, kind, options string }{
-		{computerTag, lower, "virtiofs", ""},
+		{computerTag, lower, kind, options},
 		{"tmpfs", memory, "tmpfs", "mode=755"},
 		{"overlay", root, "overlay", "lowerdir=" + lower + ",upperdir=" + upper + ",workdir=" + work},
-		{"/dev/vda", root + diskDir, "ext4", ""},
+		{disk, root + diskDir, "ext4", ""},
 		{"cgroup2", "/sys/fs/cgroup", "cgroup2", ""},
 	} {
 		if err := os.MkdirAll(m.on, 0o755); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ type options struct {
 	tests, logs, page string
 	short, build      bool
 	counted, kvm      bool
+	userMode          bool
 	timeout           time.Duration
 	cpus              int
 }
@@ -50,6 +52,8 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that "+
 		"measure, on a busy computer")
 	f.BoolVar(&o.kvm, "kvm", false, "have this computer's processor run the machines, by /dev/kvm")
+	f.BoolVar(&o.userMode, "user-mode", false, "build the kernels as programs of this computer: much faster than "+
+		"emulation, with one processor")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
 	if err := f.Parse(args); err != nil {
@@ -57,6 +61,9 @@ func parse(args []string) (options, error) {
 	}
 	if o.arch != "amd64" { // the page is about amd64
 		o.logs = filepath.Join(o.logs, o.arch)
+	}
+	if o.userMode && (o.kvm || o.counted || o.arch != runtime.GOARCH) {
+		return o, errors.New("--user-mode is another way than --kvm, --count-instructions and --arch")
 	}
 	return o, nil
 }
@@ -70,9 +77,11 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	qemu, err := aptget.Command(t.command, t.pkg)
-	if err != nil {
-		return err
+	var qemu string
+	if !o.userMode {
+		if qemu, err = aptget.Command(t.command, t.pkg); err != nil {
+			return err
+		}
 	}
 	cache, err := aptget.CacheDir(cacheName(o.arch))
 	if err != nil {
@@ -94,7 +103,8 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 	}
 	var columns []column
 	for _, r := range o.releases() {
-		m := machine{target: t, qemu: qemu, cpus: o.cpus, memory: 3072, kvm: o.kvm, counted: o.counted}
+		m := machine{target: t, qemu: qemu, cpus: o.cpus, memory: 3072, kvm: o.kvm, counted: o.counted,
+			userMode: o.userMode}
 		c, err := try(ctx, o, r, m, cache, commands, built, out)
 		if err != nil {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
@@ -198,7 +208,7 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 	out io.Writer) (c column, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	kernel, err := r.unpack(ctx, cache, o.arch, out)
+	kernel, err := r.unpack(ctx, cache, o.arch, o.userMode, out)
 	if err != nil {
 		return c, err
 	}
@@ -238,9 +248,14 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 	return c, err
 }
 
-// unpack unpacks the release's newest kernel.
-func (r release) unpack(ctx context.Context, cache, arch string, out io.Writer) (aptget.Newest, error) {
-	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: arch}, kernelPackage+arch)
+// unpack unpacks the release's newest kernel, or builds it for user mode.
+func (r release) unpack(ctx context.Context, cache, arch string, userMode bool, out io.Writer) (aptget.Newest, error) {
+	kernel, err := aptget.Newest{}, error(nil)
+	if userMode {
+		kernel, err = r.buildUserMode(ctx, cache, out)
+	} else {
+		kernel, err = aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: arch}, kernelPackage+arch)
+	}
 	if err != nil {
 		return kernel, err
 	}

@@ -30,6 +30,8 @@ type machine struct {
 	live io.Writer
 	// kvm has this computer's processor run the machine, in place of qemu.
 	kvm bool
+	// userMode says that the kernel is a program of this computer (user-mode Linux), with a single processor.
+	userMode bool
 	// counted has the machine's clock count instructions, so that what else this computer does changes
 	// no figure of a test. Such a machine is slower.
 	counted bool
@@ -74,23 +76,18 @@ func (m machine) run(ctx context.Context, jobs []job, done func(name string, o o
 // boot runs a machine until it ends, or the context does. It needs no rights and no support by this computer's
 // processor, but for kvm.
 func (m machine) boot(ctx context.Context, image string, done func(name string, o outcome) error) error {
-	processor := m.target.emulated
-	switch {
-	case m.kvm:
-		processor = m.target.accelerated
-	case m.counted:
-		processor.args = append([]string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"}, // ns an instruction
-			processor.args[2:]...)
-	}
-	cmd := exec.CommandContext(ctx, m.qemu, slices.Concat(processor.args, m.target.devices, m.devices, []string{
-		"-smp", fmt.Sprint(m.cpus), "-m", fmt.Sprint(m.memory),
-		"-kernel", m.kernel, "-initrd", image,
-		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/" + initName +
-			" " + m.target.parameters + " " + processor.parameters + " " + lineVariable + "=" + m.line + " " + m.parameters,
-		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
-		"-serial", "file:" + m.console, "-chardev", "stdio,id=jobs"})...)
+	cmd := m.command(ctx, image)
 	var complaints bytes.Buffer
-	cmd.Stderr = &complaints
+	if m.userMode {
+		console, err := os.Create(m.console)
+		if err != nil {
+			return err
+		}
+		defer console.Close()
+		cmd.Stderr = console
+	} else {
+		cmd.Stderr = &complaints
+	}
 	lines, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -103,7 +100,7 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 		return errors.Join(readErr, cmd.Process.Kill(), cmd.Wait())
 	}
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("%s: %w: %s%s", m.qemu, err, bytes.TrimSpace(complaints.Bytes()), lastLines(m.console, 20))
+		return fmt.Errorf("%s: %w: %s%s", cmd.Path, err, bytes.TrimSpace(complaints.Bytes()), lastLines(m.console, 20))
 	}
 	for name, o := range died {
 		o.console = "\n" + lastLines(m.console, 60) + "\n"
@@ -112,6 +109,29 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 		}
 	}
 	return nil
+}
+
+// command is what runs the machine, with the line for the jobs as its standard output.
+func (m machine) command(ctx context.Context, image string) *exec.Cmd {
+	parameters := "rdinit=/" + initName + " loglevel=5 " + m.parameters + " " + lineVariable + "="
+	if m.userMode {
+		return exec.CommandContext(ctx, m.kernel, m.userModeArguments(image, parameters)...)
+	}
+	processor := m.target.emulated
+	switch {
+	case m.kvm:
+		processor = m.target.accelerated
+	case m.counted:
+		processor.args = append([]string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"}, // ns an instruction
+			processor.args[2:]...)
+	}
+	return exec.CommandContext(ctx, m.qemu, slices.Concat(processor.args, m.target.devices, m.devices, []string{
+		"-smp", fmt.Sprint(m.cpus), "-m", fmt.Sprint(m.memory),
+		"-kernel", m.kernel, "-initrd", image,
+		"-append", parameters + m.line + " panic=-1 oops=panic nosoftlockup mitigations=off random.trust_cpu=on " +
+			m.target.parameters + " " + processor.parameters,
+		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
+		"-serial", "file:" + m.console, "-chardev", "stdio,id=jobs"})...)
 }
 
 // collect reads the jobs' outcomes from a machine's serial line, and copies their output to live if that is not nil. It
