@@ -121,3 +121,34 @@ func (c *Conn) Remember(table nft.TableID, set *nft.Set, entries []Entry) error 
 	}
 	return nil
 }
+
+// RecognisePadded encodes a rule as a kernel for riscv64 dumps it, with padding before numbers of 64 bits, and returns
+// what is recognised, and how much padding there was.
+func RecognisePadded(rule nft.Rule, f nft.Family) (recognised nft.Rule, paddings int, err error) {
+	var e encoder
+	if err := e.addRule(rule, f); err != nil {
+		return nil, 0, err
+	}
+	attrs := nfnetlink.Attributes(e.B)
+	kinds := map[string]uint16{"dynset": unix.NFTA_DYNSET_PAD, "limit": unix.NFTA_LIMIT_PAD,
+		"counter": unix.NFTA_COUNTER_PAD}
+	var padded nfnetlink.Encoder
+	for _, expression := range attrs.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
+		name, data := expression.Text(unix.NFTA_EXPR_NAME), expression.Get(unix.NFTA_EXPR_DATA)
+		list := padded.BeginNest(unix.NFTA_LIST_ELEM)
+		padded.Text(unix.NFTA_EXPR_NAME, name)
+		nest := padded.BeginNest(unix.NFTA_EXPR_DATA)
+		for len(data) >= nfnetlink.AttributeAt {
+			size := int(binary.NativeEndian.Uint16(data))
+			if kind := kinds[name]; kind != 0 && size == nfnetlink.AttributeAt+8 {
+				padded.Bytes(kind, nil)
+				paddings++
+			}
+			padded.B = append(padded.B, data[:nfnetlink.Align(size)]...)
+			data = data[nfnetlink.Align(size):]
+		}
+		padded.EndNest(nest)
+		padded.EndNest(list)
+	}
+	return recogniseRule(rawRule{expressions: padded.B, userdata: attrs.Get(unix.NFTA_RULE_USERDATA)}, f), paddings, nil
+}

@@ -150,7 +150,22 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 }
 
 func (r *recogniser) decodeExpression(data nfnetlink.Attributes, x expr.Any) bool {
-	return data != nil && expr.Unmarshal(byte(r.family), data, x) == nil
+	return data != nil && expr.Unmarshal(byte(r.family), withoutPadding(data), x) == nil
+}
+
+// withoutPadding leaves out what some kernels put before numbers of 64 bits (saysNothing): expr takes it for an unknown
+// attribute of a limit.
+func withoutPadding(data nfnetlink.Attributes) nfnetlink.Attributes {
+	var kept nfnetlink.Attributes
+	for rest := data; len(rest) >= nfnetlink.AttributeAt; {
+		size := int(binary.NativeEndian.Uint16(rest))
+		whole := min(nfnetlink.Align(max(size, nfnetlink.AttributeAt)), len(rest))
+		if size != nfnetlink.AttributeAt {
+			kept = append(kept, rest[:whole]...)
+		}
+		rest = rest[whole:]
+	}
+	return kept
 }
 
 // load reads an expression that only changes the registers, or sets the packet's mark or a label.

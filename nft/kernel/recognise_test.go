@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/netfilter"
 )
 
@@ -120,5 +121,25 @@ func TestReadRecognises(t *testing.T) {
 				t.Errorf("rules (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestRecognisePadding: some kernels put padding before each number of 64 bits.
+func TestRecognisePadding(t *testing.T) {
+	padded := 0
+	for _, f := range nft.Families() {
+		for _, chain := range everything().Table(f).Chains.All() {
+			for _, rule := range chain.Rules {
+				have, n, err := kernel.RecognisePadded(rule, f)
+				must(t, err)
+				if have.Text(f) != rule.Text(f) {
+					t.Errorf("%s, with %d paddings: %s", rule.Text(f), n, have.Text(f))
+				}
+				padded += min(n, 1)
+			}
+		}
+	}
+	if padded < 10 {
+		t.Errorf("only %d rules have numbers of 64 bits", padded)
 	}
 }
