@@ -21,9 +21,10 @@ const (
 	loadScript = `tries=0 failed=0
 while [ ! -e "/tmp/stop-$2" ] && [ $tries -lt 5000 ]; do
   tries=$((tries + 1))
-  curl -q -g -s -f --noproxy '*' --connect-timeout 3 --max-time 4 -o /dev/null "http://$1/hostname"
+  seen=$(curl -q -g -s -f --noproxy '*' --connect-timeout 3 --max-time 4 -o /dev/null \
+    -w '%{http_code} %{time_connect}' "http://$1/hostname")
   code=$?
-  [ $code = 0 ] && : > "/tmp/began-$2" || { failed=$((failed + 1)); [ $failed -gt 3 ] || echo curl $code 0; }
+  [ $code = 0 ] && : > "/tmp/began-$2" || { failed=$((failed + 1)); [ $failed -gt 3 ] || echo curl $code $seen; }
   sleep 0.02
 done
 echo "done $tries $failed"`

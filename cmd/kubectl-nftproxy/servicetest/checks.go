@@ -22,6 +22,10 @@ const (
 	testNodePort     = "node port"
 	testExternalIP   = "external IP"
 	testLoadBalancer = "load balancer"
+	testGiven        = "load balancer, policy Local"
+	testHealth       = "health check node port"
+	testRanges       = "load balancer source ranges"
+	testSCTP         = "SCTP"
 	testOutside      = "node port from outside"
 	testLocal        = "externalTrafficPolicy Local"
 	testInternal     = "internalTrafficPolicy Local"
@@ -36,7 +40,7 @@ const (
 // inOrder are all kinds.
 func inOrder() []string {
 	return []string{testPods, testClusterIP, testName, testHairpin, testNodePort, testExternalIP, testLoadBalancer,
-		testOutside, testLocal, testInternal, testAffinity, testEmpty, testEnds, testJoins, testLast, testFamilies}
+		testGiven, testHealth, testRanges, testSCTP, testOutside, testLocal, testInternal, testAffinity, testEmpty, testEnds, testJoins, testLast, testFamilies}
 }
 
 // check is one client that connects to one address some times.
@@ -65,8 +69,8 @@ func (t target) String() string {
 	return text
 }
 
-// udp is the protocol whose answers say nothing of who gave them: agnhost connect does not print them.
-const udp = "udp"
+// tcp is the protocol whose answers say who gave them: agnhost connect, which is for the others, does not print them.
+const tcp = "tcp"
 
 func (c *check) connection() *Connection {
 	return &Connection{Pod: c.from.pod, Address: c.to.address, Protocol: c.to.protocol}
@@ -79,8 +83,9 @@ type want struct {
 	all     bool
 	// same says that one server has to answer all tries.
 	same bool
-	// refused wants a failure at once, and silent that nobody answers, with a refusal or without one.
-	refused, silent bool
+	// refused wants a failure at once, and silent that nobody answers, with a refusal or without one. unavailable wants
+	// the status 503 of HTTP.
+	refused, silent, unavailable bool
 	// not are the addresses that a server should not see as the client's.
 	not []netip.Prefix
 }
@@ -90,6 +95,8 @@ type want struct {
 const (
 	refusedWord = "REFUSED"
 	timeoutWord = "TIMEOUT"
+
+	unavailableWord = "HTTP status 503"
 )
 
 // try is what came of one connection: an answer or a failure.
@@ -106,6 +113,9 @@ func (w want) judge(tries []try) string {
 		case w.silent && t.failure == "":
 			return fmt.Sprintf("%s answered, and nobody should", orSomebody(t.answer))
 		case w.silent:
+		case w.unavailable && t.failure == "":
+			return "it says that the node has endpoints, and it has none"
+		case w.unavailable && t.failure == unavailableWord:
 		case w.refused && t.failure == refusedWord:
 		case w.refused && t.failure == "":
 			return fmt.Sprintf("%s answered, and it should be refused", orSomebody(t.answer))
@@ -168,7 +178,7 @@ func spread(servers int) int {
 // checks are all that does not change the objects.
 func (s *stage) checks() (all []*check) {
 	add := func(test string, from party, to target, w want, tries int) {
-		if to.protocol == udp {
+		if to.protocol != tcp {
 			w, tries = want{refused: w.refused, silent: w.silent}, min(tries, 3)
 		}
 		all = append(all, &check{test, from, to, w, tries})
@@ -200,7 +210,7 @@ func (s *stage) fromInside(add adder, from party) {
 	for _, server := range s.servers {
 		for _, ip := range server.pod.Status.PodIPs {
 			if from.reaches(ip.IP) {
-				add(testPods, from, target{address: join(ip.IP, httpPort), protocol: "tcp", what: "pod " + server.pod.Name},
+				add(testPods, from, target{address: join(ip.IP, httpPort), protocol: tcp, what: "pod " + server.pod.Name},
 					want{servers: []string{server.pod.Name}}, 2)
 			}
 		}
@@ -221,7 +231,7 @@ func (s *stage) fromInside(add adder, from party) {
 	}
 	if !from.pod.Spec.HostNetwork {
 		name := fmt.Sprintf("%s.%s:%d", serviceAll, s.namespace, servicePort)
-		add(testName, from, target{address: name, protocol: "tcp", what: "svc/" + serviceAll + " by name"}, want{}, 2)
+		add(testName, from, target{address: name, protocol: tcp, what: "svc/" + serviceAll + " by name"}, want{}, 2)
 	}
 	for i := range s.nodes {
 		for _, to := range s.nodePorts(serviceAll, &s.nodes[i]) {
@@ -234,8 +244,55 @@ func (s *stage) fromInside(add adder, from party) {
 	for _, to := range s.external(from) {
 		add(testExternalIP, from, to, everybody, enough)
 	}
-	for _, to := range s.balanced(from) {
+	for _, to := range s.balanced(serviceBalanced, from) {
 		add(testLoadBalancer, from, to, everybody, enough)
+	}
+	// The policy Local of an address of a load balancer does not concern clients in the cluster.
+	for _, to := range s.balanced(serviceGiven, from) {
+		add(testGiven, from, to, want{servers: s.names(s.servers[:1])}, 2)
+	}
+	for _, to := range s.balanced(serviceRanges, from) {
+		switch { // The node may choose among its addresses for its processes.
+		case from.pod.Spec.HostNetwork:
+		case from.pod.Name == s.admitted().pod.Name:
+			add(testRanges, from, to, everybody, enough)
+		default:
+			add(testRanges, from, to, want{silent: true}, 1)
+		}
+	}
+	s.healthChecks(add, from)
+	for _, to := range s.clusterIPs(serviceSCTP, from) {
+		add(testSCTP, from, to, want{}, enough)
+	}
+	for i := range s.nodes {
+		for _, to := range s.nodePorts(serviceSCTP, &s.nodes[i]) {
+			if from.reaches(to.address) {
+				add(testSCTP, from, to, want{}, enough)
+			}
+		}
+	}
+}
+
+// admitted is the client that the Service with source ranges is for.
+func (s *stage) admitted() party {
+	return s.clients[slices.IndexFunc(s.clients, func(p party) bool { return !p.pod.Spec.HostNetwork })]
+}
+
+// healthChecks adds what a load balancer asks each node: whether it has an endpoint of the Service with one endpoint.
+func (s *stage) healthChecks(add adder, from party) {
+	svc := s.services[serviceGiven]
+	if svc == nil || svc.Spec.HealthCheckNodePort == 0 {
+		return
+	}
+	for i := range s.nodes {
+		n := &s.nodes[i]
+		for _, to := range s.nodePorts(serviceGiven, n) {
+			host, _, _ := net.SplitHostPort(to.address)
+			to = targetOf(svc, host, svc.Spec.HealthCheckNodePort, corev1.ProtocolTCP, "health check node port of "+n.Name)
+			if to.path = "healthz"; from.reaches(host) {
+				add(testHealth, from, to, want{unavailable: n.Name != s.servers[0].node}, 2)
+			}
+		}
 	}
 }
 
@@ -277,7 +334,7 @@ func (s *stage) fromOutside(add adder) {
 			add(testLocal, here, to, want{not: addressesOf(n)}, 2)
 		}
 	}
-	for _, to := range s.balanced(here) {
+	for _, to := range s.balanced(serviceBalanced, here) {
 		add(testLoadBalancer, here, to, everybody, enough)
 	}
 }
@@ -350,10 +407,10 @@ func (s *stage) external(from party) (all []target) {
 	return all
 }
 
-// balanced are the addresses of the Service with a load balancer. Names, and addresses that the service proxy does not
+// balanced are the addresses of a Service with a load balancer. Names, and addresses that the service proxy does not
 // serve, are for clients outside: a load balancer need not answer its own nodes.
-func (s *stage) balanced(from party) (all []target) {
-	svc := s.services[serviceBalanced]
+func (s *stage) balanced(service string, from party) (all []target) {
+	svc := s.services[service]
 	if svc == nil {
 		return nil
 	}

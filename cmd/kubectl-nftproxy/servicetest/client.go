@@ -3,6 +3,7 @@ package servicetest
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -49,30 +50,31 @@ func (p party) reaches(address string) bool {
 	return false
 }
 
-// The scripts of clients. Their arguments are the number of tries, the address with its port, and what to ask. Each
-// try is a line that parseTries reads. The first failure is the last try: it is enough to judge. A datagram may get
-// lost, so UDP has two.
+// The scripts of clients. Their arguments are the number of tries, the address with its port, and what to ask or the
+// protocol. Each try is a line that parseTries reads. The first failure is the last try: it is enough to judge. A
+// datagram may get lost, so UDP has two.
 const (
 	tcpScript = `tries=0
 while [ $tries -lt "$1" ]; do
   tries=$((tries + 1))
   answer=$(curl -q -g -s -f --noproxy '*' --connect-timeout 3 --max-time 4 --max-filesize 1000 \
-    -w '\n%{time_connect}' "http://$2/$3" 2>/dev/null)
+    -w '\n%{http_code} %{time_connect}' "http://$2/$3" 2>/dev/null)
   code=$?
   echo curl $code $answer
   [ $code = 0 ] || break
 done`
-	udpScript = `tries=0
+	connectScript = `tries=0
 while [ $tries -lt "$1" ]; do
   tries=$((tries + 1))
-  if /agnhost connect --protocol=udp --timeout=2s "$2" 2>/dev/null ||
-    why=$(/agnhost connect --protocol=udp --timeout=2s "$2" 2>&1); then
-    echo udp
-  else
-    echo udp $why
-    break
-  fi
+  again=$3
+  until why=$(/agnhost connect "--protocol=$3" --timeout=3s "$2" 2>&1); do
+    [ "$again" = udp ] || { echo connect $why; break 2; }
+    again=
+  done
+  echo connect
 done`
+	// sctpScript says whether the node has loaded SCTP. To try it would have the kernel load it.
+	sctpScript = `if [ -d /proc/net/sctp ]; then echo yes; else echo no; fi`
 	// readyScript fails in an image that lacks what the others need.
 	readyScript = `command -v curl >/dev/null && command -v sleep >/dev/null && [ -x /agnhost ]`
 )
@@ -83,11 +85,11 @@ func (p party) try(ctx context.Context, o *Options, c *check) ([]try, error) {
 	if p.pod == nil {
 		return tryHere(ctx, c.to, path, c.tries), ctx.Err()
 	}
-	script := tcpScript
-	if c.to.protocol == udp {
-		script = udpScript
+	script, last := tcpScript, path
+	if c.to.protocol != tcp {
+		script, last = connectScript, c.to.protocol
 	}
-	out, err := o.Run(ctx, p.pod, container, "/bin/sh", "-c", script, "sh", strconv.Itoa(c.tries), c.to.address, path)
+	out, err := o.Run(ctx, p.pod, container, "/bin/sh", "-c", script, "sh", strconv.Itoa(c.tries), c.to.address, last)
 	return parseTries(string(out)), err
 }
 
@@ -96,22 +98,23 @@ const (
 	curlNoName  = "6"
 	curlNoWay   = "7" // refused, or an ICMP message
 	curlTimeout = "28"
+	curlStatus  = "22" // of HTTP, 400 or more
 )
 
-// parseTries reads lines of "curl STATUS [ANSWER] SECONDS", where SECONDS is 0 without a connection, and of "udp
-// [WORD: ERROR]", which is without a word if there was an answer.
+// parseTries reads lines of "curl STATUS [ANSWER] HTTP-STATUS SECONDS", where SECONDS is 0 without a connection, and of
+// "connect [WORD: ERROR]", which is without a word if there was an answer.
 func parseTries(text string) (tries []try) {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		switch {
-		case len(words) >= 3 && words[0] == "curl":
+		case len(words) >= 4 && words[0] == "curl":
 			tries = append(tries, curlTry(words[1], words[2:]))
-		case len(words) == 1 && words[0] == udp:
+		case len(words) == 1 && words[0] == "connect":
 			tries = append(tries, try{})
-		case len(words) > 1 && words[0] == udp:
+		case len(words) > 1 && words[0] == "connect":
 			word, _, _ := strings.Cut(words[1], ":")
 			if word != refusedWord && word != timeoutWord {
-				word = short(strings.Join(words[1:], " "))
+				word = failureOf(errors.New(short(strings.Join(words[1:], " "))))
 			}
 			tries = append(tries, try{failure: word})
 		}
@@ -120,11 +123,14 @@ func parseTries(text string) (tries []try) {
 }
 
 func curlTry(status string, words []string) try {
+	answer, httpStatus := words[:len(words)-2], words[len(words)-2]
 	seconds, err := strconv.ParseFloat(words[len(words)-1], 64)
 	connected := err == nil && seconds > 0
 	switch {
 	case status == "0":
-		return try{answer: hostOf(short(strings.Join(words[:len(words)-1], " ")))}
+		return try{answer: hostOf(short(strings.Join(answer, " ")))}
+	case status == curlStatus:
+		return try{failure: "HTTP status " + httpStatus}
 	case status == curlNoName:
 		return try{failure: "the name is not known"}
 	case status == curlNoWay:
@@ -162,7 +168,7 @@ func tryHere(ctx context.Context, to target, path string, tries int) (all []try)
 	for failed := false; len(all) < tries && !failed; {
 		ctx, cancel := context.WithTimeout(ctx, tryPatience)
 		ask := askTCP
-		if to.protocol == udp {
+		if to.protocol != tcp {
 			ask = askUDP
 		}
 		answer, err := ask(ctx, to.address, path)
@@ -206,7 +212,7 @@ func askTCP(ctx context.Context, address, path string) (string, error) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("HTTP status %s", response.Status)
+		err = fmt.Errorf("HTTP status %d", response.StatusCode)
 	}
 	return hostOf(short(strings.TrimSpace(string(text)))), err
 }

@@ -50,7 +50,7 @@ type Options struct {
 type Connection struct {
 	// Pod is the client. nil is this process, and a pod on the host's network stands for a process of the node.
 	Pod *corev1.Pod
-	// Address is HOST:PORT, where HOST may be a name, and Protocol tcp or udp.
+	// Address is HOST:PORT, where HOST may be a name, and Protocol tcp, udp or sctp.
 	Address, Protocol string
 }
 
@@ -137,6 +137,9 @@ type trial struct {
 
 func (t *trial) everything(ctx context.Context) ([]Result, error) {
 	if err := t.ready(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.makeSCTP(ctx); err != nil {
 		return nil, err
 	}
 	// Silence says something only of a Service that is served elsewhere.

@@ -1,12 +1,15 @@
 package servicetest
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,15 +41,19 @@ type world struct {
 	pods    map[string]*corev1.Pod
 	ending  map[string]bool
 	signals map[string]chan struct{}
-	// services are those that were made, by each of their addresses and ports.
+	// services are those that were made, by each of their addresses and ports, and health the addresses and health check
+	// node ports of the nodes.
 	services map[string]*corev1.Service
+	health   map[string]healthPort
+	// sctp says whether the kernels of the nodes have it.
+	sctp bool
 	// broken returns the line of a try in place of what would happen; empty for what would.
 	broken func(from *corev1.Pod, to string) string
 }
 
 func newWorld(t *testing.T) *world {
 	w := &world{Clientset: fake.NewClientset(), t: t, pods: map[string]*corev1.Pod{}, ending: map[string]bool{},
-		signals: map[string]chan struct{}{}, services: map[string]*corev1.Service{}}
+		signals: map[string]chan struct{}{}, services: map[string]*corev1.Service{}, health: map[string]healthPort{}}
 	w.PrependReactor("create", "namespaces", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		n := a.(clienttesting.CreateAction).GetObject().(*corev1.Namespace)
 		n.Name = n.GenerateName + "x7"
@@ -54,6 +61,7 @@ func newWorld(t *testing.T) *world {
 	})
 	w.PrependReactor("create", "pods", w.startPod)
 	w.PrependReactor("create", "services", w.giveAddresses)
+	w.PrependReactor("patch", "services", w.giveIngress)
 	w.PrependReactor("delete", "pods", w.endPod)
 	return w
 }
@@ -88,19 +96,54 @@ func (w *world) giveAddresses(a clienttesting.Action) (bool, runtime.Object, err
 	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
+		p.Protocol = cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		for _, ip := range slices.Concat(s.Spec.ClusterIPs, s.Spec.ExternalIPs) {
 			w.services[net.JoinHostPort(ip, strconv.Itoa(int(p.Port)))] = s
 		}
-		if s.Spec.Type == corev1.ServiceTypeNodePort {
+		if s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer {
 			p.NodePort = int32(30000 + 10*n)
 			for _, node := range twoNodes() {
 				for _, a := range node.Status.Addresses {
-					w.services[net.JoinHostPort(a.Address, strconv.Itoa(int(p.NodePort)))] = s
+					w.services[join(a.Address, p.NodePort)] = s
 				}
 			}
 		}
 	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == "Local" {
+		s.Spec.HealthCheckNodePort = int32(30001 + 10*n)
+		for _, node := range twoNodes() {
+			for _, a := range node.Status.Addresses {
+				w.health[join(a.Address, s.Spec.HealthCheckNodePort)] = healthPort{s, node.Name}
+			}
+		}
+	}
 	w.services[fmt.Sprintf("%s.%sx7:80", s.Name, prefix)] = s
+	return false, nil, nil
+}
+
+// healthPort is where a node says whether it has an endpoint of a Service.
+type healthPort struct {
+	service *corev1.Service
+	node    string
+}
+
+// giveIngress takes the addresses of a load balancer.
+func (w *world) giveIngress(a clienttesting.Action) (bool, runtime.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	patch := a.(clienttesting.PatchAction)
+	var given corev1.Service
+	if err := json.Unmarshal(patch.GetPatch(), &given); err != nil || patch.GetSubresource() != "status" {
+		return true, nil, fmt.Errorf("patch %q of %q: %w", patch.GetPatch(), patch.GetSubresource(), err)
+	}
+	for _, s := range w.services {
+		if s.Name == patch.GetName() {
+			for _, ingress := range given.Status.LoadBalancer.Ingress {
+				w.services[join(ingress.IP, servicePort)] = s
+			}
+			break
+		}
+	}
 	return false, nil, nil
 }
 
@@ -119,8 +162,11 @@ func (w *world) run(ctx context.Context, from *corev1.Pod, container string, com
 	if container != "agnhost" || command[0] != "/bin/sh" || command[1] != "-c" {
 		return nil, fmt.Errorf("no such command: %q", command)
 	}
-	if command[2] == readyScript {
+	switch command[2] {
+	case readyScript:
 		return nil, nil
+	case sctpScript:
+		return []byte(map[bool]string{true: "yes\n", false: "no\n"}[w.sctp]), nil
 	}
 	args := command[4:]
 	switch command[2] {
@@ -140,17 +186,19 @@ func (w *world) run(ctx context.Context, from *corev1.Pod, container string, com
 	var out strings.Builder
 	for range tries {
 		line := w.connect(from, args[1])
-		if args[2] == "clientip" && strings.HasPrefix(line, "ok") {
+		if command[2] == tcpScript && args[2] == "clientip" && strings.HasPrefix(line, "ok") {
 			line = "ok " + net.JoinHostPort(from.Status.PodIPs[0].IP, "40000")
 		}
-		if command[2] == udpScript {
-			line = strings.NewReplacer("ok", "udp", "failed", "udp").Replace(line)
-			if strings.Contains(line, "server") {
-				line = "udp"
-			}
+		why, failed := strings.CutPrefix(line, "failed ")
+		switch {
+		case command[2] == tcpScript:
+			fmt.Fprintln(&out, asCurl(line))
+		case failed:
+			fmt.Fprintln(&out, "connect", why)
+		default:
+			fmt.Fprintln(&out, "connect")
 		}
-		fmt.Fprintln(&out, asCurl(line))
-		if !strings.HasPrefix(line, "ok") && line != "udp" {
+		if failed {
 			break
 		}
 	}
@@ -162,15 +210,17 @@ func asCurl(line string) string {
 	word, rest, _ := strings.Cut(line, " ")
 	switch {
 	case word == "ok":
-		return "curl 0 " + rest + " 0.000123"
+		return "curl 0 " + rest + " 200 0.000123"
 	case word != "failed":
 		return line
 	case rest == refusedWord:
-		return "curl 7 0.000000"
+		return "curl 7 000 0.000000"
 	case rest == timeoutWord:
-		return "curl 28 0.000000"
+		return "curl 28 000 0.000000"
+	case rest == unavailableWord:
+		return "curl 22 503 0.000123"
 	}
-	return "curl 6 0.000000"
+	return "curl 6 000 0.000000"
 }
 
 // signal is a file that one command makes and another waits for.
@@ -212,15 +262,28 @@ func (w *world) connect(from *corev1.Pod, to string) string {
 			return line
 		}
 	}
+	if h, is := w.health[to]; is {
+		if ready, _ := w.endpoints(h.service); !slices.ContainsFunc(ready, func(name string) bool {
+			return w.pods[name].Spec.NodeName == h.node
+		}) {
+			return "failed " + unavailableWord
+		}
+		return `ok { "localEndpoints": 1 }`
+	}
 	svc := w.services[to]
 	if svc == nil {
 		for name, p := range w.pods {
 			for _, ip := range p.Status.PodIPs {
-				if to == net.JoinHostPort(ip.IP, "8080") {
+				if to == join(ip.IP, httpPort) || to == join(ip.IP, sctpPort) && strings.HasPrefix(name, serviceSCTP) {
 					return "ok " + name
 				}
 			}
 		}
+		return "failed TIMEOUT"
+	}
+	if ranges := svc.Spec.LoadBalancerSourceRanges; ranges != nil && !slices.ContainsFunc(ranges, func(text string) bool {
+		return containsAddr([]netip.Prefix{netip.MustParsePrefix(text)}, from.Status.PodIPs[0].IP)
+	}) {
 		return "failed TIMEOUT"
 	}
 	ready, ending := w.endpoints(svc)
@@ -271,6 +334,7 @@ func (w *world) try(light bool) ([]Result, error) {
 // TestAllWell: in a cluster that works every kind of check passes that can be tried, and nothing is left.
 func TestAllWell(t *testing.T) {
 	w := newWorld(t)
+	w.sctp = true
 	results, err := w.try(false)
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +350,11 @@ func TestAllWell(t *testing.T) {
 	for i, test := range want {
 		want[i] = test + ": " + Passed
 	}
-	want = append(want, testLoadBalancer+": "+NotTried, testOutside+": "+NotTried)
+	want = append(want, testLoadBalancer+": "+NotTried)
+	for _, test := range []string{testGiven, testHealth, testRanges, testSCTP} {
+		want = append(want, test+": "+Passed)
+	}
+	want = append(want, testOutside+": "+NotTried)
 	for _, test := range []string{testLocal, testInternal, testAffinity, testEmpty, testEnds, testJoins, testLast} {
 		want = append(want, test+": "+Passed)
 	}
@@ -317,7 +385,7 @@ func TestFaults(t *testing.T) {
 				}
 				return ""
 			}
-		}, []string{testClusterIP, testAffinity, testEmpty}, "no answer within 3 s"},
+		}, []string{testClusterIP, testSCTP, testAffinity, testEmpty}, "no answer within 3 s"},
 		{"the node ports of one node", func(*world) func(*corev1.Pod, string) string {
 			return func(_ *corev1.Pod, to string) string {
 				if nodePort(to) {
@@ -325,7 +393,7 @@ func TestFaults(t *testing.T) {
 				}
 				return ""
 			}
-		}, []string{testNodePort}, "refused"},
+		}, []string{testNodePort, testHealth, testSCTP}, "refused"},
 		{"one server gets nothing", func(w *world) func(*corev1.Pod, string) string {
 			return func(_ *corev1.Pod, to string) string {
 				if svc := w.services[to]; svc != nil && svc.Name == serviceAll {
@@ -365,12 +433,54 @@ func TestFaults(t *testing.T) {
 				}
 				return ""
 			}
-		}, []string{testPods, testClusterIP, testNodePort, testExternalIP, testLocal, testInternal, testAffinity, testEmpty},
-			"no answer"},
+		}, []string{testPods, testClusterIP, testNodePort, testExternalIP, testGiven, testHealth, testRanges, testLocal,
+			testInternal, testAffinity, testEmpty}, "no answer"},
+		{"source ranges are not kept", func(w *world) func(*corev1.Pod, string) string {
+			return func(_ *corev1.Pod, to string) string {
+				if svc := w.services[to]; svc != nil && svc.Name == serviceRanges {
+					w.turn++
+					return "ok server-" + strconv.Itoa(1+w.turn%2)
+				}
+				return ""
+			}
+		}, []string{testRanges}, "nobody should"},
+		{"a load balancer's address takes the policy Local for clients in the cluster", func(w *world) func(*corev1.Pod,
+			string) string {
+			return func(from *corev1.Pod, to string) string {
+				if svc := w.services[to]; svc != nil && svc.Name == serviceGiven && from.Spec.NodeName != "node-1" {
+					return "failed TIMEOUT"
+				}
+				return ""
+			}
+		}, []string{testGiven}, "no answer within 3 s"},
+		{"a node without endpoints says that it has some", func(w *world) func(*corev1.Pod, string) string {
+			return func(_ *corev1.Pod, to string) string {
+				if w.health[to].service != nil {
+					return `ok { "localEndpoints": 1 }`
+				}
+				return ""
+			}
+		}, []string{testHealth}, "it has none"},
+		{"a node with endpoints says that it has none", func(w *world) func(*corev1.Pod, string) string {
+			return func(_ *corev1.Pod, to string) string {
+				if w.health[to].service != nil {
+					return "failed " + unavailableWord
+				}
+				return ""
+			}
+		}, []string{testHealth}, "HTTP status 503"},
+		{"cluster IPs have no SCTP", func(w *world) func(*corev1.Pod, string) string {
+			return func(_ *corev1.Pod, to string) string {
+				if svc := w.services[to]; svc != nil && svc.Name == serviceSCTP {
+					return "failed OTHER: connection refused"
+				}
+				return ""
+			}
+		}, []string{testSCTP}, "refused"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)
-			w.broken = c.broken(w)
+			w.sctp, w.broken = true, c.broken(w)
 			results, err := w.try(true)
 			if err != nil {
 				t.Fatal(err)
@@ -497,6 +607,9 @@ func TestRefused(t *testing.T) {
 	}
 	refuse("services", func(o runtime.Object) bool { return o.(*corev1.Service).Name == serviceExternal },
 		apierrors.NewBadRequest("admission webhook: no external IPs"))
+	w.PrependReactor("patch", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "services/status"}, "", errors.New("no right"))
+	})
 	refuse("pods", func(o runtime.Object) bool { return o.(*corev1.Pod).Spec.HostNetwork },
 		apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "host-1", errors.New("no host network")))
 	results, err := w.try(true)
@@ -511,7 +624,9 @@ func TestRefused(t *testing.T) {
 	}
 	if !strings.HasPrefix(said[testExternalIP], "not tried") ||
 		!strings.Contains(said[testExternalIP], "no external IPs") ||
-		!strings.Contains(said[testClusterIP], "no host network") {
+		!strings.HasPrefix(said[testGiven], "not tried") || !strings.HasPrefix(said[testRanges], "not tried") ||
+		!strings.Contains(said[testGiven], "services/status") || !strings.Contains(said[testRanges], "services/status") ||
+		said[testHealth] != "pass " || !strings.Contains(said[testClusterIP], "no host network") {
 		t.Errorf("%q", said)
 	}
 }
@@ -537,7 +652,7 @@ func TestLosesSome(t *testing.T) {
 	var attempts atomic.Int32
 	run := func(ctx context.Context, from *corev1.Pod, container string, command ...string) ([]byte, error) {
 		if command[2] == tcpScript && command[5] == "10.96.0.1:80" && attempts.Add(1)%2 == 1 {
-			return []byte("curl 28 0.000000\n"), nil
+			return []byte("curl 28 000 0.000000\n"), nil
 		}
 		return w.run(ctx, from, container, command...)
 	}
@@ -558,18 +673,19 @@ func TestScripts(t *testing.T) {
 	for name, text := range map[string]string{
 		"curl": `for last; do :; done
 case $last in
-http://good/*) printf 'server-1\n0.000321' ;;
-http://long/*) yes x | head -c 900; printf '\n0.000321' ;;
-http://refuses/*) printf '\n0.000000'; exit 7 ;;
-http://silent/*) printf '\n0.000000'; exit 28 ;;
-http://hangs/*) printf '\n0.000456'; exit 28 ;;
-http://fails/*) printf '\n0.000456'; exit 22 ;;
-http://flaky/*) printf 'server-1\n0.000321'; [ -e "$0.seen" ] && exit 7; : > "$0.seen" ;;
-*) printf '\n0.000000'; exit 6 ;;
+http://good/*) printf 'server-1\n200 0.000321' ;;
+http://long/*) yes x | head -c 900; printf '\n200 0.000321' ;;
+http://refuses/*) printf '\n000 0.000000'; exit 7 ;;
+http://silent/*) printf '\n000 0.000000'; exit 28 ;;
+http://hangs/*) printf '\n000 0.000456'; exit 28 ;;
+http://fails/*) printf '\n500 0.000456'; exit 22 ;;
+http://flaky/*) printf 'server-1\n200 0.000321'; [ -e "$0.seen" ] && exit 7; : > "$0.seen" ;;
+*) printf '\n000 0.000000'; exit 6 ;;
 esac`,
 		"agnhost": `for last; do :; done
 case $last in
 good) exit 0 ;;
+none) echo "OTHER: connection refused" >&2; exit 1 ;;
 silent) echo "TIMEOUT: read udp 10.0.0.1:1->10.0.0.2:2: i/o timeout" >&2; exit 1 ;;
 lost) [ -e "$0.seen" ] && exit 0; : > "$0.seen"; echo TIMEOUT >&2; exit 1 ;;
 *) echo "UNKNOWN: write: operation not permitted" >&2; exit 1 ;;
@@ -598,17 +714,28 @@ esac`,
 		{tcpScript, "refuses", []try{{failure: refusedWord}}},
 		{tcpScript, "silent", []try{{failure: timeoutWord}}},
 		{tcpScript, "hangs", []try{{failure: "connected, but without an answer"}}},
-		{tcpScript, "fails", []try{{failure: "curl ended with exit status 22"}}},
+		{tcpScript, "fails", []try{{failure: "HTTP status 500"}}},
 		{tcpScript, "flaky", []try{{answer: "server-1"}, {failure: refusedWord}}},
 		{tcpScript, "unknown", []try{{failure: "the name is not known"}}},
-		{udpScript, "good", []try{{}, {}}},
-		{udpScript, "silent", []try{{failure: timeoutWord}}},
-		{udpScript, "lost", []try{{}, {}}},
-		{udpScript, "forbidden", []try{{failure: "UNKNOWN: write: operation not permitted"}}},
+		{connectScript, "good", []try{{}, {}}},
+		{connectScript, "none", []try{{failure: refusedWord}}},
+		{connectScript, "silent", []try{{failure: timeoutWord}}},
+		{connectScript, "lost", []try{{}, {}}},
+		{connectScript, "forbidden", []try{{failure: "UNKNOWN: write: operation not permitted"}}},
 	} {
-		if got := run(c.script, "2", c.to, "hostname"); !slices.Equal(got, c.want) {
+		last := "hostname"
+		if c.script == connectScript {
+			last = "udp"
+		}
+		if got := run(c.script, "2", c.to, last); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", c.to, got, c.want)
 		}
+	}
+	if err := os.Remove(filepath.Join(dir, "agnhost.seen")); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(connectScript, "2", "lost", "sctp"); !slices.Equal(got, []try{{failure: timeoutWord}}) {
+		t.Errorf("SCTP that gets lost: %+v", got)
 	}
 	if got := run(tcpScript, "1", "long", "hostname"); len(got) != 1 || len(got[0].answer) > 103 {
 		t.Errorf("a long answer: %+v", got)

@@ -36,6 +36,7 @@ const (
 	container         = "agnhost"
 	httpPort    int32 = 8080
 	udpPort     int32 = 8081
+	sctpPort    int32 = 8082
 	servicePort int32 = 80
 )
 
@@ -49,6 +50,9 @@ const (
 	serviceEmpty    = "empty"
 	serviceExternal = "external"
 	serviceBalanced = "balanced"
+	serviceGiven    = "given"
+	serviceRanges   = "ranges"
+	serviceSCTP     = "sctp"
 	serviceLeaving  = "leaving"
 )
 
@@ -209,6 +213,9 @@ func makeStage(ctx context.Context, o *Options, namespace string) (*stage, error
 			s.clients = append(s.clients, at)
 		}
 	}
+	if err := s.makeGiven(ctx, o.Client); err != nil {
+		return nil, err
+	}
 	if o.LoadBalancer && s.services[serviceBalanced] != nil {
 		s.awaitLoadBalancer(ctx, o.Client)
 	}
@@ -220,6 +227,8 @@ func makeStage(ctx context.Context, o *Options, namespace string) (*stage, error
 	}
 	if len(s.nodes) == 1 {
 		s.lacks(testInternal, "clients without an endpoint on their node were not tried: that needs a second node")
+		s.lacks(testHealth, "a node without endpoints was not tried: that needs a second node")
+		s.lacks(testRanges, "clients outside of the ranges were not tried: that needs a second node")
 	}
 	return s, nil
 }
@@ -334,23 +343,29 @@ func (s *stage) leaving(n int) *corev1.Pod {
 	return p
 }
 
-// allServices are the Services to make.
-func (s *stage) allServices(o *Options) []*corev1.Service {
-	service := func(name string, selector map[string]string, change func(*corev1.ServiceSpec)) *corev1.Service {
-		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-			Selector: selector, IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
-			Ports: []corev1.ServicePort{
-				// By its name, as many do.
-				{Name: "http", Port: servicePort, TargetPort: intstr.FromString("http")},
-				{Name: "udp", Port: servicePort, TargetPort: intstr.FromInt32(udpPort), Protocol: corev1.ProtocolUDP},
-			}}}
-		if change != nil {
-			change(&svc.Spec)
-		}
-		return svc
+// service is a Service of both families where the cluster has both, with an HTTP port and one of UDP.
+func service(name string, selector map[string]string, change func(*corev1.ServiceSpec)) *corev1.Service {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Selector: selector, IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
+		Ports: []corev1.ServicePort{
+			// By its name, as many do.
+			{Name: "http", Port: servicePort, TargetPort: intstr.FromString("http")},
+			{Name: "udp", Port: servicePort, TargetPort: intstr.FromInt32(udpPort), Protocol: corev1.ProtocolUDP},
+		}}}
+	if change != nil {
+		change(&svc.Spec)
 	}
-	all := map[string]string{roleLabel: "server"}
-	first := map[string]string{"server": "1"}
+	return svc
+}
+
+// selectors choose all servers, or the first.
+func selectors() (all, first map[string]string) {
+	return map[string]string{roleLabel: "server"}, map[string]string{"server": "1"}
+}
+
+// allServices are the Services to make that need no addresses of pods.
+func (s *stage) allServices(o *Options) []*corev1.Service {
+	all, first := selectors()
 	outsideLocal, insideLocal := corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceInternalTrafficPolicyLocal
 	services := []*corev1.Service{
 		service(serviceAll, all, func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort }),
@@ -384,7 +399,8 @@ func (s *stage) allServices(o *Options) []*corev1.Service {
 func testsOf(service string) []string {
 	return map[string][]string{serviceAll: {testClusterIP, testName, testNodePort, testOutside}, serviceOwn: {testHairpin},
 		serviceNear: {testInternal}, serviceLocal: {testLocal}, serviceSticky: {testAffinity}, serviceEmpty: {testEmpty},
-		serviceExternal: {testExternalIP}, serviceBalanced: {testLoadBalancer},
+		serviceExternal: {testExternalIP}, serviceBalanced: {testLoadBalancer}, serviceGiven: {testGiven, testHealth},
+		serviceRanges: {testRanges}, serviceSCTP: {testSCTP},
 		serviceLeaving: {testEnds, testJoins, testLast}}[service]
 }
 
@@ -456,26 +472,4 @@ func whyNotReady(p *corev1.Pod) string {
 		}
 	}
 	return fmt.Sprintf("; its phase is %s %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
-}
-
-// loadBalancerPatience is how long a cluster may take to give a Service an address.
-const loadBalancerPatience = balancerLatency
-
-// awaitLoadBalancer waits for an address.
-func (s *stage) awaitLoadBalancer(ctx context.Context, client kubernetes.Interface) {
-	ctx, cancel := context.WithTimeout(ctx, loadBalancerPatience)
-	defer cancel()
-	services := client.CoreV1().Services(s.namespace)
-	source := listWatch(client, services, serviceBalanced)
-	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Service{}, nil, func(e watch.Event) (bool, error) {
-		svc, is := e.Object.(*corev1.Service)
-		if is && len(svc.Status.LoadBalancer.Ingress) > 0 {
-			s.services[serviceBalanced] = svc
-		}
-		return is && len(svc.Status.LoadBalancer.Ingress) > 0, nil
-	})
-	if err != nil {
-		delete(s.services, serviceBalanced)
-		s.lacks(testLoadBalancer, fmt.Sprintf("no address within %s", loadBalancerPatience))
-	}
 }
