@@ -67,7 +67,7 @@ func (s *stage) makeGiven(ctx context.Context, client kubernetes.Interface) erro
 			metav1.PatchOptions{}, "status")
 		switch {
 		case err != nil && isRefusal(err):
-			s.lacks(given.test, "the API server lets nobody, or not you, patch services/status: "+short(err.Error()))
+			s.lacks(given.test, "the API server refuses to patch services/status: "+short(err.Error()))
 		case err != nil:
 			return fmt.Errorf("give Service %s an address: %w", svc.Name, err)
 		default:

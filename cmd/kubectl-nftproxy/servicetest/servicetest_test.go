@@ -1,7 +1,6 @@
 package servicetest
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,13 +20,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
 )
 
 // world is a cluster: an API server that gives addresses, kubelets that make pods ready, and a service proxy that
@@ -96,7 +98,9 @@ func (w *world) giveAddresses(a clienttesting.Action) (bool, runtime.Object, err
 	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		p.Protocol = cmp.Or(p.Protocol, corev1.ProtocolTCP)
+		if p.Protocol == "" {
+			p.Protocol = corev1.ProtocolTCP
+		}
 		for _, ip := range slices.Concat(s.Spec.ClusterIPs, s.Spec.ExternalIPs) {
 			w.services[net.JoinHostPort(ip, strconv.Itoa(int(p.Port)))] = s
 		}
@@ -108,6 +112,10 @@ func (w *world) giveAddresses(a clienttesting.Action) (bool, runtime.Object, err
 				}
 			}
 		}
+	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.LoadBalancerClass == nil {
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+		w.services["203.0.113.1:80"] = s
 	}
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == "Local" {
 		s.Spec.HealthCheckNodePort = int32(30001 + 10*n)
@@ -324,11 +332,15 @@ func (w *world) endpoints(svc *corev1.Service) (ready, ending []string) {
 }
 
 func (w *world) try(light bool) ([]Result, error) {
-	return Try(w.t.Context(), Options{Client: w, Run: w.run, Image: "agnhost", Nodes: twoNodes(), Light: light,
+	return Try(w.t.Context(), w.options(light))
+}
+
+func (w *world) options(light bool) Options {
+	return Options{Client: w, Run: w.run, Image: "agnhost", Nodes: twoNodes(), Light: light,
 		Inside: "a test", Settle: time.Millisecond,
 		Explain: func(_ context.Context, c Connection) []string {
 			return []string{"explained " + c.Address + "/" + c.Protocol}
-		}})
+		}}
 }
 
 // TestAllWell: in a cluster that works every kind of check passes that can be tried, and nothing is left.
@@ -769,6 +781,82 @@ func TestHere(t *testing.T) {
 	if got := tryHere(t.Context(), target{address: address, protocol: "tcp"}, "x", 2); len(got) != 1 ||
 		got[0].failure != refusedWord {
 		t.Errorf("refused: %+v", got)
+	}
+}
+
+// TestRole: the role nftproxy-test has the rights that a test asks for. The others are for those who choose nodes and
+// run commands in pods.
+func TestRole(t *testing.T) {
+	w := newWorld(t)
+	w.sctp = true
+	o := w.options(false)
+	o.LoadBalancer = true
+	results, err := Try(t.Context(), o)
+	if err != nil || slices.ContainsFunc(results, func(r Result) bool {
+		return r.State == Failed || r.State == NotTried && r.Test == testLoadBalancer
+	}) {
+		t.Fatal(results, err)
+	}
+	if _, _, err := RemoveAll(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	asked := map[string]bool{"list nodes": true, "get pods": true, "get pods/exec": true, "create pods/exec": true}
+	for _, a := range w.Actions() {
+		resource := a.GetResource().Resource
+		if sub := a.GetSubresource(); sub != "" {
+			resource += "/" + sub
+		}
+		asked[a.GetVerb()+" "+resource] = true
+	}
+	text, err := os.ReadFile("../../../deploy/plugin/rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for part := range strings.SplitSeq(string(text), "\n---\n") {
+		var role rbacv1.ClusterRole
+		if err := yaml.Unmarshal([]byte(part), &role); err != nil {
+			t.Fatal(err)
+		}
+		if role.Name != "nftproxy-test" {
+			continue
+		}
+		for _, r := range role.Rules {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					have[verb+" "+resource] = true
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff(have, asked); diff != "" {
+		t.Errorf("what the role has and what is asked for (-have +asked): %s", diff)
+	}
+}
+
+// TestSCTP: nodes that have not loaded it, and a network of pods that does not carry it, are no failures.
+func TestSCTP(t *testing.T) {
+	for _, c := range []struct {
+		loaded bool
+		want   string
+	}{{false, "not loaded on node-1, node-2"}, {true, "without a Service, such as pod client-1 on node-1"}} {
+		w := newWorld(t)
+		w.sctp = c.loaded
+		w.broken = func(_ *corev1.Pod, to string) string {
+			if strings.HasSuffix(to, fmt.Sprint(":", sctpPort)) {
+				return "failed TIMEOUT"
+			}
+			return ""
+		}
+		results, err := w.try(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range Summarize(results) {
+			if s.State == Failed || s.Test == testSCTP && (s.State != NotTried || !strings.Contains(s.Detail, c.want)) {
+				t.Errorf("%+v, want %q", s, c.want)
+			}
+		}
 	}
 }
 
