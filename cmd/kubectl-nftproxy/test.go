@@ -54,10 +54,17 @@ func (p *plugin) newTestCommand() *cobra.Command {
 		Short: "Try Services of every kind with real connections, and explain what fails",
 		Long: `test makes a namespace with servers and clients on two nodes, and connects by every way
 into a Service: cluster IPs, names, node ports, external IPs, load balancers, of both
-families, by TCP and UDP, from pods, from processes of the nodes, and from this computer.
-It tries the policies Local, session affinity, a pod's own Service, a Service without
-endpoints, and endpoints that end and start under load. It works with every service
-proxy; where nftproxy runs, each kind of failure comes with what explain says of it.
+families, by TCP, UDP and SCTP, from pods, from processes of the nodes, and from this
+computer. It tries the policies Local, source ranges, health check node ports, session
+affinity, a pod's own Service, a Service without endpoints, and endpoints that end and
+start under load. It works with every service proxy; where nftproxy runs, each kind of
+failure comes with what explain says of it.
+
+What could not be tried is no failure, and the row says why. SCTP is tried if all nodes
+of the test have loaded the kernel's module sctp: the test does not have them load it.
+Services of type LoadBalancer get addresses of RFC 5737 and RFC 3849 from the test, and a
+class that no load balancer has, so nothing is paid for them; --load-balancer makes one
+more, whose address the cluster gives.
 
 It removes the namespace at the end, also after Ctrl-C. --cleanup removes what a test has
 left that was killed.
