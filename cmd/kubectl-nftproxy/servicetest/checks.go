@@ -40,7 +40,8 @@ const (
 // inOrder are all kinds.
 func inOrder() []string {
 	return []string{testPods, testClusterIP, testName, testHairpin, testNodePort, testExternalIP, testLoadBalancer,
-		testGiven, testHealth, testRanges, testSCTP, testOutside, testLocal, testInternal, testAffinity, testEmpty, testEnds, testJoins, testLast, testFamilies}
+		testGiven, testHealth, testRanges, testSCTP, testOutside, testLocal, testInternal, testAffinity, testEmpty, testEnds,
+		testJoins, testLast, testFamilies}
 }
 
 // check is one client that connects to one address some times.

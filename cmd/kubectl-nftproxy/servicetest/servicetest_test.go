@@ -620,7 +620,8 @@ func TestRefused(t *testing.T) {
 	refuse("services", func(o runtime.Object) bool { return o.(*corev1.Service).Name == serviceExternal },
 		apierrors.NewBadRequest("admission webhook: no external IPs"))
 	w.PrependReactor("patch", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "services/status"}, "", errors.New("no right"))
+		status := schema.GroupResource{Resource: "services/status"}
+		return true, nil, apierrors.NewForbidden(status, "", errors.New("no right"))
 	})
 	refuse("pods", func(o runtime.Object) bool { return o.(*corev1.Pod).Spec.HostNetwork },
 		apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "host-1", errors.New("no host network")))
