@@ -19,13 +19,14 @@ const (
 	// mostElements is how many elements of maps change, about: of one Service after the other, until they are used up. A
 	// row has a slot at each address of its Service.
 	mostElements = 1024
-	// A row costs as much as an element, and so do so many slots of one that changes, and of one that does not.
+	// A list of endpoints that is looked at costs as much as an element, with a row or without. So do so many slots of a
+	// row that changes, and so many endpoints or slots that are only looked at.
 	comparedFor, seenFor = 64, 256
 )
 
 // mover decides which slots move. It reads no clock.
 type mover struct {
-	// snapshot has only the Services that ask for least connections.
+	// snapshot has only the Services that follow connections.
 	snapshot service.Snapshot
 	all      treap.Map[service.Name, *service.Service] // as they came
 	index    *conntrack.Index
@@ -42,7 +43,7 @@ func (m *mover) services() int { return m.snapshot.Services.Len() }
 func (m *mover) follow(s service.Snapshot) {
 	edits := map[service.Name]*service.Service{}
 	for c := range treap.Diff(m.all, s.Services) {
-		if c.HasNew && c.New.Options.Balance == service.ByLeastConnections {
+		if c.HasNew && follows(c.New) {
 			edits[c.Key] = c.New
 			m.turns.add(c.Key)
 		} else if m.snapshot.Services.At(c.Key) != nil {
@@ -61,7 +62,12 @@ func (m *mover) follow(s service.Snapshot) {
 	m.index.Forget(m.index.Epoch()) // Nobody asks which connections are stale.
 }
 
-// count counts a connection if it goes to a Service that asks for least connections.
+// follows says whether a Service follows connections: it asks for that, and there is room for its slots.
+func follows(s *service.Service) bool {
+	return s.Options.Balance == service.ByLeastConnections && s.SlotLimit != service.NoSlots
+}
+
+// count counts a connection if it goes to a Service that follows them.
 func (m *mover) count(open openTo, f conntrack.Flow) bool {
 	_, p, ok := m.index.Owner(f)
 	if !ok {
@@ -95,11 +101,14 @@ func (m *mover) step(open openTo) (next map[service.Name]service.Slotted, moved 
 // move moves slots of one Service, of about so many elements, and one slot of each row at least.
 func (m *mover) move(s *service.Service, open openTo, elements int) (slots service.Slotted, moved, cost int) {
 	for r := range m.rows(s) {
+		if cost += 1 + r.port.Endpoints.Len()/seenFor; r.LeastRow == nil {
+			continue
+		}
 		for i, a := range r.Addrs {
 			r.Loads[i].Open = open[r.port][a]
 		}
 		n := r.Step(min(mostOfRow, max(1, (elements-cost)/r.ways)))
-		if cost += 1 + r.Len()/seenFor; n == 0 {
+		if cost += r.Len() / seenFor; n == 0 {
 			continue
 		}
 		cost += r.ways * (n + r.Len()/comparedFor)
@@ -109,10 +118,10 @@ func (m *mover) move(s *service.Service, open openTo, elements int) (slots servi
 		}
 		r.note(slots)
 	}
-	return slots, moved, cost
+	return slots, moved, max(1, cost)
 }
 
-// row is a row of a port, which each of so many ways to the port has.
+// row is a row of a port, which each of so many ways to the port has. It is nil for a list that needs none.
 type row struct {
 	*share.LeastRow
 	port  *service.Port
@@ -120,7 +129,8 @@ type row struct {
 	ways  int
 }
 
-// rows yields the rows of a Service.
+// rows yields the rows of a Service: for each port and family that for policy Cluster, also if it is nil, and that for
+// policy Local if there is one.
 func (m *mover) rows(s *service.Service) iter.Seq[row] {
 	return func(yield func(row) bool) {
 		for i := range s.Ports {
@@ -133,7 +143,7 @@ func (m *mover) rows(s *service.Service) iter.Seq[row] {
 				for list, addrs := range []share.Addresses{choice.Cluster, choice.Local} {
 					local := list > 0
 					least := share.NewLeastRow(s, p, m.snapshot.Node, addrs, local)
-					if least != nil && !yield(row{least, p, local, waysTo(s, p, family)}) {
+					if (!local || least != nil) && !yield(row{least, p, local, waysTo(s, p, family)}) {
 						return
 					}
 				}

@@ -173,15 +173,15 @@ func TestTurns(t *testing.T) {
 				list, flows = append(list, web("other", 5000, 10)), append(flows, busy(5000, 20)...)
 				w := newServed(list...)
 				open, counted := w.openTo(flows)
-				if counted != len(flows) {
-					t.Fatalf("%d of %d connections", counted, len(flows))
-				}
 				// Beyond the limit on elements, the youngest ones have no slots.
 				seen, worst, with := map[service.Name]bool{}, time.Duration(0), 0
-				for _, s := range w.snapshot.Services.All() {
+				for _, s := range w.builder.Snapshot().Services.All() {
 					if s.SlotLimit != service.NoSlots {
 						with++
 					}
+				}
+				if counted != 20*with {
+					t.Fatalf("%d of %d connections, to %d Services with slots", counted, len(flows), with)
 				}
 				for step := range 500 {
 					start, sum := time.Now(), 0
@@ -203,6 +203,53 @@ func TestTurns(t *testing.T) {
 				}
 				t.Errorf("only %d of %d Services had their turn", len(seen), with)
 			})
+		}
+	}
+}
+
+// TestWithoutRoom: Services that have no slots, since others have used up the quota, are not looked at. Services that
+// have no row for another reason take their part of a step, as large as they are.
+func TestWithoutRoom(t *testing.T) {
+	large := func(number, endpoints int) *service.Service {
+		s, list := web("tenant", number, 0), []service.Endpoint(nil)
+		for i := range endpoints {
+			a := netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})
+			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Ready: true, Serving: true})
+		}
+		s.Ports[0].Endpoints = service.MergeEndpoints(list)
+		return s
+	}
+	var list []*service.Service
+	for i := range 40 {
+		list = append(list, large(i, 4000))
+	}
+	w, with := newServed(list...), 0
+	for name, s := range w.builder.Snapshot().Services.All() {
+		slots := s.SlotLimit != service.NoSlots
+		if with += len(s.Ports); !slots {
+			with -= len(s.Ports)
+		}
+		if got := w.snapshot.Services.At(name) != nil; got != slots {
+			t.Errorf("%s has slots: %v, and a turn: %v", name, slots, got)
+		}
+	}
+	if with == 0 || with == len(list) {
+		t.Errorf("%d of %d Services have slots", with, len(list))
+	}
+	newest := list[len(list)-1].Name
+	for _, s := range list[:len(list)-1] {
+		w.builder.Delete(s.Name)
+	}
+	if w.follow(w.builder.Snapshot()); w.snapshot.Services.At(newest) == nil || w.services() != 1 {
+		t.Errorf("%d Services have turns, want the one that has room now", w.services())
+	}
+	tight := large(1, 4000)
+	tight.SlotLimit = 4001
+	none := large(2, 1)
+	none.Ports = nil
+	for s, least := range map[*service.Service]int{tight: 1 + 4000/seenFor, large(3, 1): 1, large(4, 0): 1, none: 1} {
+		if _, moved, cost := w.move(s, openTo{}, mostElements); moved != 0 || cost < least {
+			t.Errorf("%d endpoints without a row: %d slots move, and the cost is %d, want %d", len(s.Ports), moved, cost, least)
 		}
 	}
 }
