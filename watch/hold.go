@@ -3,6 +3,7 @@ package watch
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"time"
 
 	"nftproxy/model/pace"
@@ -65,6 +66,21 @@ func (ix *index) release(debtors []*joined) {
 	if !ix.due.IsZero() {
 		ix.due = pace.Later(ix.due, ix.at.Add(releaseAgain))
 	}
+}
+
+// affordable returns the slots of the Services whose namespaces have room in their accounts. Feedback has changes as
+// long as there are connections: a namespace would never be out of debt if they went on, and would be back at once if
+// they went on as soon as it is.
+func (ix *index) affordable(now time.Time, of map[service.Name]service.Slotted) map[service.Name]service.Slotted {
+	if ix.options.Accounts == nil {
+		return of
+	}
+	of = maps.Clone(of)
+	maps.DeleteFunc(of, func(name service.Name, _ service.Slotted) bool {
+		namespace, _ := name.Split()
+		return !ix.options.Accounts.Spare(now, namespace)
+	})
+	return of
 }
 
 // HeldError says that the changes of a Service wait, since those of its namespace take too much time.

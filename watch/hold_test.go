@@ -74,3 +74,72 @@ func TestHeld(t *testing.T) {
 		t.Errorf("at the end due at %v, reported:\n%s", ix.due, got)
 	}
 }
+
+// TestSlotsInDebt: whatever feedback costs a namespace, it puts none in debt, and a debt ends as soon as if there were
+// no feedback. Then slots move again, as often as the account has room. Those of other namespaces move all the time.
+func TestSlotsInDebt(t *testing.T) {
+	for _, cost := range []time.Duration{3 * time.Millisecond, 12 * time.Millisecond, 40 * time.Millisecond, time.Second / 4} {
+		t.Run(cost.String(), func(t *testing.T) { slotsInDebt(t, cost) })
+	}
+}
+
+func slotsInDebt(t *testing.T, cost time.Duration) {
+	const rest = 20
+	a := &pace.Accounts{Rest: rest, Burst: 2 * time.Second, Longest: 10 * time.Second}
+	w := NewWatcher(Options{Node: "node-0", Accounts: a}, service.NewMailbox())
+	now := time.Unix(1_800_000_000, 0)
+	w.now = func() time.Time { return now }
+	feeding := func(namespace, addr string) service.Name {
+		s := grabbing("web", 0, addr)
+		s.Namespace, s.Annotations = namespace, map[string]string{"nftproxy.io/balance": "least-connections"}
+		w.index.setService(convertService(s))
+		slice := sliceFor(s, "web", "10.244.0.1")
+		slice.Endpoints = append(slice.Endpoints, slice.Endpoints[0])
+		slice.Endpoints[1].Addresses = []string{"10.244.0.2"}
+		w.index.setSlice(convertSlice(slice))
+		return service.NewName(namespace, "web")
+	}
+	tenant, other := feeding("tenant", "10.96.0.1"), feeding("other", "10.96.0.2")
+	flush := func() service.Snapshot {
+		w.index.at, w.index.releases = now, true
+		return w.index.flush()
+	}
+	// moves has the endpoints of a Service get other slots, and says whether they have.
+	moves := func(name service.Name) bool {
+		s, next := flush().Services.At(name), service.Slotted{}
+		for e := range s.Ports[0].Endpoints.All() {
+			next[s.Ports[0].At(e.Addr)] = service.Slots{Cluster: 16 + (e.Slots.Cluster+1)%2}
+		}
+		w.SetSlots(map[service.Name]service.Slotted{name: next})
+		return flush().Services.At(name) != s
+	}
+	const seconds, burst = 600, 100
+	inDebt, moved := 0, 0
+	for second := range seconds {
+		if now = now.Add(time.Second); second == burst {
+			a.Charge(now, 2500*time.Millisecond, map[string]int{"tenant": 1})
+		}
+		if !moves(other) {
+			t.Fatalf("after %d s: the slots of another namespace do not move", second)
+		}
+		_, debtor := a.Ready(now, "tenant", now)
+		if debtor {
+			inDebt++
+		}
+		if !moves(tenant) {
+			continue
+		}
+		if moved++; debtor {
+			t.Fatalf("after %d s: slots move in debt", second)
+		}
+		a.Charge(now, cost, map[string]int{"tenant": 1})
+	}
+	if inDebt < 1 || inDebt > 40 {
+		t.Errorf("in debt for %d s, want those 40 at most that the burst alone takes", inDebt)
+	}
+	// Half of the burst is refilled in 20 s after the debt.
+	least := min(seconds-100, int(time.Duration(seconds-100)*time.Second/cost)/rest)
+	if moved < least {
+		t.Errorf("slots have moved %d times, want %d", moved, least)
+	}
+}

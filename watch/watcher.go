@@ -163,10 +163,11 @@ func (w *Watcher) SetAdjustments(a service.Adjustments) {
 	w.change(func(ix *index) { ix.builder.SetAdjustments(a) })
 }
 
-// SetSlots says how many slots the endpoints of some Services have by feedback. It may be called at any time, before
-// and during a run, from any goroutine.
+// SetSlots says how many slots the endpoints of some Services have by feedback. Those of namespaces that
+// have used up half of what their changes may take at once stay as they are. It may be called at any time, before and
+// during a run, from any goroutine.
 func (w *Watcher) SetSlots(of map[service.Name]service.Slotted) {
-	w.change(func(ix *index) { ix.builder.SetSlots(of) })
+	w.change(func(ix *index) { ix.builder.SetSlots(ix.affordable(w.now(), of)) })
 }
 
 // RoutesChanged tells the watcher that the answer of Options.Networks may have changed. It may be

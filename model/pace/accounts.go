@@ -79,3 +79,12 @@ func (a *Accounts) Ready(now time.Time, name string, since time.Time) (ready tim
 	}
 	return ready, true
 }
+
+// Spare says whether more than half of an account's Burst is left: work that can as well be left out leaves the other
+// half to what cannot.
+func (a *Accounts) Spare(now time.Time, name string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	b := a.each[name]
+	return b == nil || now.Sub(b.at) > (b.debt-a.Burst/2)*time.Duration(a.Rest)
+}
