@@ -35,9 +35,9 @@ func Unadjusted(s service.Snapshot, name service.Name) *service.Service {
 }
 
 // WithSlots returns a service whose endpoints have the slots that another step of feedback has found, if it asks for
-// feedback; the service itself if nothing changes.
+// feedback and has room for it; the service itself if nothing changes.
 func WithSlots(s *service.Service, slots service.Slotted) *service.Service {
-	if s.Options.Balance != service.ByLeastConnections || len(slots) == 0 {
+	if s.Options.Balance != service.ByLeastConnections || s.SlotLimit == service.NoSlots || len(slots) == 0 {
 		return s
 	}
 	served := s

@@ -34,7 +34,7 @@ type Builder struct {
 	claims      *claims.Book
 	// ejected are the adjustments by SetAdjustments, and growing those by SetGrowing.
 	ejected, growing service.Adjustments
-	// slots are those by SetSlots.
+	// slots are those by SetSlots since the last snapshot, which has all others; nil for a service that was deleted.
 	slots map[service.Name]service.Slotted
 }
 
@@ -95,6 +95,7 @@ func (b *Builder) Snapshot() service.Snapshot {
 		}
 		b.snapshot.Services = b.snapshot.Services.Apply(edits)
 		b.edited = nil
+		clear(b.slots)
 	}
 	return b.snapshot
 }
@@ -205,7 +206,7 @@ func (b *Builder) Take(p Prepared) {
 	}
 	b.edit(p.name)
 	if p.next == nil {
-		delete(b.slots, p.name)
+		b.slots[p.name] = nil
 	}
 	b.elements.replace(p.name, p.next, p.asks)
 	b.affinity.replace(p.name, p.next)
@@ -265,7 +266,9 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 		if adjusted := share.Apply(served, list); adjusted != served {
 			served = fitted(adjusted, b.limit)
 		}
-		served = share.WithSlots(served, b.slots[name])
+		if served.Options.Balance == service.ByLeastConnections {
+			served = share.WithSlots(served, b.lastSlots(name))
+		}
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, equal)
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, equal)
@@ -279,6 +282,17 @@ func (b *Builder) bounded(name service.Name, s *service.Service) *service.Servic
 		return have
 	}
 	return served
+}
+
+// lastSlots returns the slots that a service has from now on: those by SetSlots, or else those that it had.
+func (b *Builder) lastSlots(name service.Name) service.Slotted {
+	if slots, ok := b.slots[name]; ok {
+		return slots
+	}
+	if have := b.snapshot.Services.At(name); have != nil {
+		return have.Slotted()
+	}
+	return nil
 }
 
 // setUnlessEqual sets the value of a name, nil for none. An equal value stays.
@@ -311,7 +325,8 @@ func (b *Builder) SetAdjustments(a service.Adjustments) { b.readjust(&b.ejected,
 func (b *Builder) SetGrowing(a service.Adjustments) { b.readjust(&b.growing, a) }
 
 // SetSlots replaces the slots that the endpoints of some services have by feedback. They may come before the first
-// snapshot; later those of services that are not there are passed over.
+// snapshot with services; later those of services that are not there are passed over. Endpoints that no longer follow
+// connections lose theirs.
 func (b *Builder) SetSlots(of map[service.Name]service.Slotted) {
 	for name, slots := range of {
 		there := b.Service(name) != nil
