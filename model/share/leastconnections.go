@@ -56,16 +56,14 @@ func LeastConnectionsSize(weights []uint32, limit int) int {
 
 func mostLeast(n, limit int) int { return min(limit, max(leastDrawn, leastPerEndpoint*n)) }
 
-// mostLeastConnections bounds the length of a row of some of endpoints with these weights.
-func mostLeastConnections(weights []uint32, limit int) int {
-	divisor := uint64(1)
-	if total := sum(weights); total > 0 {
-		divisor = 0
-		for _, w := range weights {
-			divisor = GCD(uint64(w), divisor)
-		}
+// mostLeastConnections bounds the length of a row of some of endpoints with these weights, or with so many parts of them.
+func mostLeastConnections(weights []uint32, limit int, parts uint64) int {
+	divisor := uint64(0)
+	for _, w := range weights {
+		divisor = GCD(uint64(w), divisor)
 	}
-	return int(min(uint64(mostLeast(len(weights), limit)), uint64(leastPerEndpoint*len(weights))+sum(weights)/divisor))
+	exact := parts * sum(weights) / max(1, divisor)
+	return int(min(uint64(mostLeast(len(weights), limit)), uint64(leastPerEndpoint*len(weights))+exact))
 }
 
 // LeastConnections returns how many of the size slots each endpoint has in the next step: at most most slots move.

@@ -65,7 +65,10 @@ func Drawn(weights []uint32, limit int) []int {
 // DrawnSize returns the length of the row of Drawn; 0 for none. It is that of the smallest row that has the shares
 // exactly. Where that is longer than the limit, or than 50 slots for each endpoint and 4,093, the row has this length,
 // and each share is off by less than a slot. A row of fewer of the weights is not longer.
-func DrawnSize(weights []uint32, limit int) int {
+func DrawnSize(weights []uint32, limit int) int { return drawnSize(weights, limit, 1) }
+
+// drawnSize bounds the length where some endpoints have so many parts of their weights, if there are several.
+func drawnSize(weights []uint32, limit int, parts uint64) int {
 	divisor, n, equal := uint64(0), 0, true
 	for _, w := range weights {
 		if w > 0 {
@@ -75,10 +78,10 @@ func DrawnSize(weights []uint32, limit int) int {
 		}
 	}
 	limit = min(limit, max(leastDrawn, TableSize(n, MaxSize), n))
-	if equal || n > limit {
+	if equal && parts == 1 || n == 0 || n > limit {
 		return 0
 	}
-	return int(min(sum(weights)/divisor, uint64(limit)))
+	return int(min(parts*sum(weights)/divisor, uint64(limit)))
 }
 
 func sum(weights []uint32) uint64 {
@@ -199,6 +202,15 @@ func SlotLimit(s *service.Service) int {
 // MostSlots returns the greatest number of slots that a list of the port's endpoints of a family may have on any node:
 // a list of fewer endpoints never has more.
 func MostSlots(s *service.Service, p *service.Port, family ip.Family) int {
+	return mostSlots(s, p, family, 1)
+}
+
+// MostSlotsGrowing returns the same for any endpoints that have only quarters of their weights for a while.
+func MostSlotsGrowing(s *service.Service, p *service.Port, family ip.Family) int {
+	return mostSlots(s, p, family, uint64(service.WholeShare.Quarters()))
+}
+
+func mostSlots(s *service.Service, p *service.Port, family ip.Family, parts uint64) int {
 	n := p.Count(family)
 	feedback := s.Options.Balance == service.ByLeastConnections
 	switch size := TableSize(n, SlotLimit(s)); {
@@ -206,7 +218,7 @@ func MostSlots(s *service.Service, p *service.Port, family ip.Family) int {
 		return n
 	case s.Options.Balance.Hashes():
 		return max(n, size)
-	case !p.Weighted() && !feedback:
+	case !p.Weighted() && !feedback && parts == 1:
 		return n
 	}
 	weights := make([]uint32, 0, n)
@@ -216,7 +228,7 @@ func MostSlots(s *service.Service, p *service.Port, family ip.Family) int {
 		}
 	}
 	if feedback {
-		return max(n, mostLeastConnections(weights, SlotLimit(s)))
+		return max(n, mostLeastConnections(weights, SlotLimit(s), parts))
 	}
-	return max(n, DrawnSize(weights, SlotLimit(s)))
+	return max(n, drawnSize(weights, SlotLimit(s), parts))
 }

@@ -4,8 +4,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
+
+	"nftproxy/model/ip"
+	"nftproxy/model/service"
 )
 
 // TestDrawn: the shares of slots are those of the weights. Exactly, where a row of bearable length can have them.
@@ -68,6 +72,44 @@ func TestShares(t *testing.T) {
 		if all, fewer := max(n, DrawnSize(weights, MaxSize)), max(len(some), DrawnSize(some, MaxSize)); fewer > all {
 			t.Fatalf("seed %d: %d slots for some of the endpoints, %d for all", seed, fewer, all)
 		}
+	}
+}
+
+// TestMostSlotsGrowing: whichever endpoints of a list have parts of their weights, are drained or gone, it has no more
+// slots than MostSlotsGrowing says of the whole. That is no more than four times the exact row and what feedback adds.
+func TestMostSlotsGrowing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	reached := map[service.Balance]int{}
+	for range 3000 {
+		s, odd, n := &service.Service{}, uint16(1+rng.IntN(65535)), 1+rng.IntN(1+rng.IntN(200))
+		s.Options.Balance = []service.Balance{service.ByRandom, service.ByLeastConnections, service.ByClient}[rng.IntN(3)]
+		s.SlotLimit = []int{0, 0, 0, 251, 1021, 4093, service.NoSlots}[rng.IntN(7)]
+		weights := [][]uint16{{100}, {100}, {1}, {100, 300}, {1009, 1013}, {odd, 100}, {0, 100}, {0}}[rng.IntN(8)]
+		var whole, grown []service.Endpoint
+		for i := range n {
+			e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80),
+				Ready: true, Weight: service.NewWeight(weights[rng.IntN(len(weights))])}
+			if whole = append(whole, e); rng.IntN(20) == 0 {
+				continue
+			}
+			e.Share = []service.Share{service.WholeShare, service.WholeShare, service.ThreeQuarters, service.Half,
+				service.Quarter, service.NoShare}[rng.IntN(6)]
+			grown = append(grown, e)
+		}
+		size := func(most func(*service.Service, *service.Port, ip.Family) int, list []service.Endpoint) int {
+			return most(s, &service.Port{Endpoints: service.MergeEndpoints(list)}, ip.V4)
+		}
+		most, got := size(MostSlotsGrowing, whole), max(size(MostSlots, whole), size(MostSlots, grown))
+		if got > most || most > max(4*size(MostSlots, whole), 4093) {
+			t.Fatalf("%v of %d endpoints, weights %v, limit %d: %d slots in part, %d at most, %d as a whole", s.Options.Balance, n,
+				weights, s.SlotLimit, got, most, size(MostSlots, whole))
+		}
+		if got == most {
+			reached[s.Options.Balance]++
+		}
+	}
+	if len(reached) != 3 {
+		t.Errorf("the bound is reached %v times", reached)
 	}
 }
 

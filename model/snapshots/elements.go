@@ -6,6 +6,7 @@ import (
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/share"
 )
 
 // amount is what one service asks for by itself.
@@ -80,7 +81,8 @@ func demandOf(s *service.Service, limit int) elementDemand {
 		all = max(all, min(limit, elementsOf(fitted, slotsOf(fitted))))
 	}
 	if s.Options.SlowStart > 0 {
-		all = max(all, min(limit, int(service.WholeShare.Quarters())*plain))
+		growing := func(p *service.Port, f ip.Family) int { return share.MostSlotsGrowing(s, p, f) }
+		all = max(all, min(slotRoom(s, limit), elementsOf(s, growing))) // as fitted has it
 	}
 	return elementDemand{plain: max(0, plain-service.UncountedElements), slots: all - plain}
 }

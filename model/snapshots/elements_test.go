@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +23,41 @@ func hashing(namespace, name string, created, ports, endpoints int) *service.Ser
 	s.Created = time.Date(2026, 1, 1, 0, 0, created, 0, time.UTC)
 	s.Options.Balance = service.ByClient
 	return s
+}
+
+// weigh gives the endpoints of each port two weights in turn.
+func weigh(s *service.Service, weights ...uint16) {
+	for i := range s.Ports {
+		var list []service.Endpoint
+		for e := range s.Ports[i].Endpoints.All() {
+			e.Weight = service.NewWeight(weights[len(list)%len(weights)])
+			list = append(list, e)
+		}
+		s.Ports[i].Endpoints = service.MergeEndpoints(list)
+	}
+}
+
+// someGrowing has some endpoints of the services with slow start growing, or one of each of their ports.
+func someGrowing(rng *rand.Rand, set map[service.Name]*service.Service) service.Adjustments {
+	var growing service.Adjustments
+	for name, s := range set {
+		if s.Options.SlowStart == 0 || rng.IntN(4) == 0 {
+			continue
+		}
+		var list []service.Adjustment
+		one := rng.IntN(2) == 0
+		for i := range s.Ports {
+			n := 0
+			for e := range s.Ports[i].Endpoints.All() {
+				if n++; one && n == 1 || !one && rng.IntN(2) == 0 {
+					list = append(list, service.Adjustment{PortEndpoint: s.Ports[i].At(e.Addr),
+						Share: []service.Share{service.Quarter, service.Half}[rng.IntN(2)], Since: time.Unix(1, 0)})
+				}
+			}
+		}
+		growing = growing.Set(name, service.NewAdjusted(list))
+	}
+	return growing
 }
 
 // slotted is what a served service of IPv4 with one cluster IP costs, with its slots.
@@ -64,7 +100,7 @@ func elementsOracle(set map[service.Name]*service.Service, limit int,
 // for. Without room for slots a service is served without any, and without room for elements in part. No bound is
 // exceeded.
 func TestElementsAgainstOracle(t *testing.T) {
-	whole, random, cut := 0, 0, 0
+	whole, random, cut, grown := 0, 0, 0, 0
 	seeds(t, 30, func(t *testing.T, rng *rand.Rand) {
 		limit := 4 * (5000 + rng.IntN(5000))
 		alone := func(s *service.Service) *service.Service { // with the bound on one service only
@@ -78,7 +114,11 @@ func TestElementsAgainstOracle(t *testing.T) {
 		asksSlots := func(s *service.Service) int {
 			n := slotted(alone(s))
 			if s.Options.SlowStart > 0 {
-				n = max(n, min(quarter(limit), 4*plain(s)))
+				worst := len(s.ClusterIPs)
+				for i := range s.Ports {
+					worst += 1 + share.MostSlotsGrowing(s, &s.Ports[i], ip.V4)
+				}
+				n = max(n, min(max(quarter(limit)/4, plain(s)), worst))
 			}
 			return max(0, n-plain(s))
 		}
@@ -93,10 +133,13 @@ func TestElementsAgainstOracle(t *testing.T) {
 				pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 				s := hashing(fmt.Sprint("ns-", rng.IntN(5)), fmt.Sprint("svc-", rng.IntN(20)), rng.IntN(60), pick(1, 4, 80),
 					pick(2, 40, 95))
-				if rng.IntN(4) == 0 {
-					s.Options.Balance = service.ByRandom
+				switch s.Options.Balance = service.Balance(rng.IntN(4)); rng.IntN(4) {
+				case 0:
+					weigh(s, 1, 2)
+				case 1:
+					weigh(s, 1009, 1013)
 				}
-				if rng.IntN(4) == 0 {
+				if rng.IntN(2) == 0 {
 					s.Options.SlowStart = time.Minute
 				}
 				if set[s.Name] = s; rng.IntN(5) == 0 {
@@ -137,11 +180,29 @@ func TestElementsAgainstOracle(t *testing.T) {
 			if sumPlain > limit || sumSlots > limit {
 				t.Fatalf("%d elements and %d by slots, more than %d", sumPlain, sumSlots, limit)
 			}
+			if rng.IntN(6) > 0 {
+				continue
+			}
+			b.SetGrowing(someGrowing(rng, set))
+			all, of := 0, map[string]int{}
+			for name, s := range b.Snapshot().Services.All() {
+				space, _ := name.Split()
+				all, of[space] = all+slotted(s)-elements(s), of[space]+slotted(s)-elements(s)
+				if slotted(s) > slotted(got.Services.At(name)) {
+					grown++
+				}
+			}
+			for space, n := range of {
+				if n > quarter(limit) || all > limit {
+					t.Fatalf("with growing endpoints: %d elements by slots, %d of them in %s, limit %d", all, n, space, limit)
+				}
+			}
+			b.SetGrowing(service.Adjustments{})
 		}
 		sameAfresh(t, rng, b, bounded(), set)
 	})
-	if whole == 0 || random == 0 || cut == 0 {
-		t.Fatalf("%d whole, %d without slots, %d cut: nothing was tested", whole, random, cut)
+	if whole == 0 || random == 0 || cut == 0 || grown == 0 {
+		t.Fatalf("%d whole, %d without slots, %d cut, %d grown: nothing was tested", whole, random, cut, grown)
 	}
 }
 
@@ -172,5 +233,36 @@ func TestOneTenantTakesNotAllElements(t *testing.T) {
 		"and for 262144 in one namespace, the oldest services first"
 	if left := got.LeftOut.At("greedy/svc-19"); left == nil || left.String() != want {
 		t.Errorf("left out: %v", left)
+	}
+}
+
+// TestGrowingWithinQuota: a namespace that uses up its share of slots keeps within it when an endpoint of each of its
+// Services is growing, whatever weights they have, with feedback and without.
+func TestGrowingWithinQuota(t *testing.T) {
+	for _, weights := range [][]uint16{{100}, {1, 2}, {1009, 1013}} {
+		for _, balance := range []service.Balance{service.ByRandom, service.ByLeastConnections} {
+			b, growing := snapshots.NewBuilder(gen.PlainNode()), service.Adjustments{}
+			for i := range 5500 {
+				s := withEndpoints(crowded(i, 1), 3)
+				weigh(s, weights...)
+				s.ExternalIPs, s.Options.Balance, s.Options.SlowStart = nil, balance, time.Minute
+				b.Set(s)
+				at := s.Ports[0].At(netip.MustParseAddrPort("10.244.0.0:8080"))
+				growing = growing.Set(s.Name, service.NewAdjusted([]service.Adjustment{{PortEndpoint: at,
+					Share: service.Quarter, Since: time.Unix(1, 0)}}))
+			}
+			sum := func() (n int) {
+				for _, s := range b.Snapshot().Services.All() {
+					n += slotted(s) - elements(s)
+				}
+				return n
+			}
+			whole := sum()
+			b.SetGrowing(growing)
+			if grown := sum(); grown > quarter(service.DefaultMaxAllElements) || grown <= whole {
+				t.Errorf("%v with weights %v: %d elements by slots, %d with growing endpoints, want more, and %d at most", balance,
+					weights, whole, grown, quarter(service.DefaultMaxAllElements))
+			}
+		}
 	}
 }
