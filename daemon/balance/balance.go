@@ -33,7 +33,7 @@ type Report struct {
 	Services, Connections, Moved int
 	// Next is the time until the next count.
 	Next time.Duration
-	// CPU is the CPU time of it all.
+	// CPU is the CPU time since the last report: of the count, of what came of it, and of the snapshots in between.
 	CPU time.Duration
 	Err error
 }
@@ -42,7 +42,7 @@ const (
 	// every is the least time from one count to the next.
 	every = time.Second
 	// rest is the time for each unit of CPU time in the long run, as for the removal of stale connections: 5 % of a core
-	// at most. burst is what may be spent beyond.
+	// at most. burst is what may be spent beyond. The loop's syncs are not in it: each namespace pays for those of its own.
 	rest  = 20
 	burst = 500 * time.Millisecond
 	// retry is the time to the next count after one that failed.
@@ -55,6 +55,8 @@ type Balancer struct {
 	snapshots chan *service.Snapshot
 	mover     *mover
 	budget    pace.Budget
+	// cpu is the CPU time since the last report.
+	cpu time.Duration
 	// next is when the next count is due; zero while no Service asks for one. soonest is when one may be.
 	next, soonest time.Time
 }
@@ -83,7 +85,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case s := <-b.snapshots:
-			b.mover.follow(*s)
+			b.charge(func() { b.mover.follow(*s) })
 		case <-timer.C:
 		}
 		switch now := time.Now(); {
@@ -100,31 +102,21 @@ func (b *Balancer) Run(ctx context.Context) error {
 	}
 }
 
+// charge has the budget pay for some work.
+func (b *Balancer) charge(work func()) {
+	runtime.LockOSThread() // The CPU time of this thread is that of the work.
+	defer runtime.UnlockOSThread()
+	start := conntrack.ThreadTime()
+	work()
+	cpu := conntrack.ThreadTime() - start
+	b.budget.Spend(time.Now(), cpu)
+	b.cpu += cpu
+}
+
 // step counts, and has slots move.
 func (b *Balancer) step(ctx context.Context) {
-	runtime.LockOSThread() // The CPU time of this thread is that of the step.
-	defer runtime.UnlockOSThread()
-	began, start := time.Now(), conntrack.ThreadTime()
-	select {
-	case s := <-b.snapshots: // What is in force now, not what was while it waited.
-		b.mover.follow(*s)
-	default:
-	}
-	report := Report{Services: b.mover.services()}
-	open, translated := openTo{}, conntrack.Filter{Status: conntrack.DstNAT, Mask: conntrack.DstNAT}
-	report.Err = b.config.Table.Flows(ctx, translated, func(f conntrack.Flow) error {
-		if counts(&f) && b.mover.count(open, f) {
-			report.Connections++
-		}
-		return nil
-	})
-	var moved map[service.Name]service.Slotted
-	if report.Err == nil || errors.Is(report.Err, conntrack.ErrInterrupted) {
-		report.Err = nil
-		moved, report.Moved = b.mover.step(open)
-	}
-	report.CPU = conntrack.ThreadTime() - start
-	b.budget.Spend(time.Now(), report.CPU)
+	began, report := time.Now(), Report{}
+	b.charge(func() { report = b.count(ctx) })
 	b.soonest = pace.Later(began.Add(every), b.budget.Ready())
 	if report.Err != nil {
 		b.soonest = began.Add(retry)
@@ -132,11 +124,35 @@ func (b *Balancer) step(ctx context.Context) {
 	if b.next = b.soonest; ctx.Err() != nil {
 		return
 	}
-	report.Next = b.next.Sub(began)
-	if len(moved) > 0 {
+	report.Next, report.CPU = b.next.Sub(began), b.cpu
+	b.cpu = 0
+	b.config.Observe(report)
+}
+
+// count counts the connections, and says what comes of it unless the context has ended.
+func (b *Balancer) count(ctx context.Context) (report Report) {
+	select {
+	case s := <-b.snapshots: // What is in force now, not what was while it waited.
+		b.mover.follow(*s)
+	default:
+	}
+	report.Services = b.mover.services()
+	open, translated := openTo{}, conntrack.Filter{Status: conntrack.DstNAT, Mask: conntrack.DstNAT}
+	err := b.config.Table.Flows(ctx, translated, func(f conntrack.Flow) error {
+		if counts(&f) && b.mover.count(open, f) {
+			report.Connections++
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
+		report.Err = err
+		return report
+	}
+	var moved map[service.Name]service.Slotted
+	if moved, report.Moved = b.mover.step(open); len(moved) > 0 && ctx.Err() == nil {
 		b.config.Set(moved)
 	}
-	b.config.Observe(report)
+	return report
 }
 
 // counts says whether a connection counts: one that is under way, one without an answer, and for the ten seconds that
