@@ -19,7 +19,7 @@ const seldom = 10 * time.Second
 func newBalancer(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics) *balance.Balancer {
 	r := o.reporter
 	failing, slow := failures{}, false
-	return balance.New(balance.Config{Table: o.waiting, NodePortAddresses: c.Rules.NodePortAddresses, Set: w.SetSlots,
+	return balance.New(balance.Config{Table: o.counted, NodePortAddresses: c.Rules.NodePortAddresses, Set: w.SetSlots,
 		Observe: func(report balance.Report) {
 			counts.ObserveBalance(report)
 			if failing.isNew(report.Err) {

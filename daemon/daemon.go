@@ -225,9 +225,9 @@ type outside struct {
 	reporter reporter
 	source   *watch.Connection
 	conn     *kernel.Conn
-	// waiting is flows with sockets of its own: a clean-up and a look for connections without an answer do not wait for
-	// each other.
-	flows, waiting *conntrack.Table
+	// waiting and counted are flows with sockets of their own: a clean-up, a look for connections without an answer and a
+	// count for least connections do not wait for each other.
+	flows, waiting, counted *conntrack.Table
 	// asked is the same for the entries of single connections; nil without --nftproxy-flows.
 	asked    *conntrack.Table
 	adjusted *ejecttable.Table
@@ -259,7 +259,7 @@ func (d *Daemon) open(ctx context.Context, c Config) (o outside, err error) {
 	var release func()
 	o.keeper, release = tablekeeper.Keep(c.Rules.Table, c.Log)
 	d.close = append(d.close, release)
-	tables := []**conntrack.Table{&o.flows, &o.waiting}
+	tables := []**conntrack.Table{&o.flows, &o.waiting, &o.counted}
 	if c.Rules.Flows.Rate() > 0 {
 		tables = append(tables, &o.asked)
 	}
