@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"nftproxy/daemon/proxy"
+	"nftproxy/nft"
 )
 
 // beforeWrite is called before a sync writes anything.
@@ -42,7 +44,11 @@ func (p *parts) observers(ctx context.Context, c Config) []func(proxy.Sync) {
 		func(s proxy.Sync) { p.sweeper.Notify(s.Applied, s.Adopted) },
 		func(s proxy.Sync) { p.refused.Notify(s.Applied) },
 		func(s proxy.Sync) { p.ejector.Notify(s.Snapshot) },
-		func(s proxy.Sync) { p.balancer.Notify(s.Snapshot) },
+		func(s proxy.Sync) {
+			if families := nft.Families(); slices.ContainsFunc(families[:], s.InForce) {
+				p.balancer.Notify(s.Snapshot)
+			}
+		},
 		func(s proxy.Sync) { p.connections()(s) },
 		p.settings.observe,
 

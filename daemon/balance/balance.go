@@ -28,9 +28,8 @@ type Config struct {
 
 // Report says what a count has found, and what came of it.
 type Report struct {
-	// Services is how many Services are balanced, Connections how many connections they have, and Moved how many slots go
-	// from one endpoint to another, at each address.
-	Services, Connections, Moved int
+	// Connections is how many connections the Services have that follow them.
+	Connections int
 	// Next is the time until the next count.
 	Next time.Duration
 	// CPU is the CPU time since the last report: of the count, of what came of it, and of the snapshots in between.
@@ -136,7 +135,6 @@ func (b *Balancer) count(ctx context.Context) (report Report) {
 		b.mover.follow(*s)
 	default:
 	}
-	report.Services = b.mover.services()
 	open, translated := openTo{}, conntrack.Filter{Status: conntrack.DstNAT, Mask: conntrack.DstNAT}
 	err := b.config.Table.Flows(ctx, translated, func(f conntrack.Flow) error {
 		if counts(&f) && b.mover.count(open, f) {
@@ -148,8 +146,7 @@ func (b *Balancer) count(ctx context.Context) (report Report) {
 		report.Err = err
 		return report
 	}
-	var moved map[service.Name]service.Slotted
-	if moved, report.Moved = b.mover.step(open); len(moved) > 0 && ctx.Err() == nil {
+	if moved := b.mover.step(open); len(moved) > 0 && ctx.Err() == nil {
 		b.config.Set(moved)
 	}
 	return report

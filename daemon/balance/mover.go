@@ -84,22 +84,22 @@ func (m *mover) count(open openTo, f conntrack.Flow) bool {
 	return true
 }
 
-// step returns the Services whose slots move, with all slots that they have then, and how many slots move.
-func (m *mover) step(open openTo) (next map[service.Name]service.Slotted, moved int) {
-	next = map[service.Name]service.Slotted{}
+// step returns the Services whose slots move, with all slots that they have then.
+func (m *mover) step(open openTo) map[service.Name]service.Slotted {
+	next := map[service.Name]service.Slotted{}
 	left := mostElements
 	m.turns.each(m.snapshot.Services, func(s *service.Service) bool {
-		slots, n, cost := m.move(s, open, left)
-		if left -= cost; n > 0 {
-			next[s.Name], moved = slots, moved+n
+		slots, cost := m.move(s, open, left)
+		if left -= cost; slots != nil {
+			next[s.Name] = slots
 		}
 		return left > 0
 	})
-	return next, moved
+	return next
 }
 
 // move moves slots of one Service, of about so many elements, and one slot of each row at least.
-func (m *mover) move(s *service.Service, open openTo, elements int) (slots service.Slotted, moved, cost int) {
+func (m *mover) move(s *service.Service, open openTo, elements int) (slots service.Slotted, cost int) {
 	for r := range m.rows(s) {
 		if cost += 1 + r.port.Endpoints.Len()/seenFor; r.LeastRow == nil {
 			continue
@@ -112,13 +112,13 @@ func (m *mover) move(s *service.Service, open openTo, elements int) (slots servi
 			continue
 		}
 		cost += r.ways * (n + r.Len()/comparedFor)
-		if moved += n; slots == nil {
+		if slots == nil {
 			slots = service.Slotted{}
 			maps.Copy(slots, s.Slotted())
 		}
 		r.note(slots)
 	}
-	return slots, moved, max(1, cost)
+	return slots, max(1, cost)
 }
 
 // row is a row of a port, which each of so many ways to the port has. It is nil for a list that needs none.

@@ -51,8 +51,8 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 	}, choice}
 }
 
-// list returns a list of the choice, with a row if one slot for each is not enough. But for least connections the row
-// takes no history, so that all nodes make the same one of the same endpoints.
+// list returns a list of the choice, with a row if one slot for each is not enough. Other rows than
+// those by least connections take no history, so that all nodes make the same ones of the same endpoints.
 func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, local bool, targets nft.Targets) targetList {
 	list, addrs := targetList{Targets: targets}, choice.Cluster
 	if local {
