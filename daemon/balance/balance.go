@@ -41,7 +41,7 @@ const (
 	// every is the least time from one count to the next.
 	every = time.Second
 	// rest is the time for each unit of CPU time in the long run, as for the removal of stale connections: 5 % of a core
-	// at most. burst is what may be spent beyond. The loop's syncs are not in it: each namespace pays for those of its own.
+	// at most. burst is what may be spent beyond. The loop's syncs are not in it: each namespace pays for its own.
 	rest  = 20
 	burst = 500 * time.Millisecond
 	// retry is the time to the next count after one that failed.

@@ -56,7 +56,7 @@ func LeastConnectionsSize(weights []uint32, limit int) int {
 
 func mostLeast(n, limit int) int { return min(limit, max(leastDrawn, leastPerEndpoint*n)) }
 
-// mostLeastConnections bounds the length of a row of some of endpoints with these weights, or with so many parts of them.
+// mostLeastConnections bounds the length of a row of some of endpoints with these weights, which come in so many parts.
 func mostLeastConnections(weights []uint32, limit int, parts uint64) int {
 	divisor := uint64(0)
 	for _, w := range weights {

@@ -67,7 +67,8 @@ func Drawn(weights []uint32, limit int) []int {
 // and each share is off by less than a slot. A row of fewer of the weights is not longer.
 func DrawnSize(weights []uint32, limit int) int { return drawnSize(weights, limit, 1) }
 
-// drawnSize bounds the length where some endpoints have so many parts of their weights, if there are several.
+// drawnSize is DrawnSize if weights have one part. It bounds the length if they come in so many parts, of which some
+// endpoints have only a few.
 func drawnSize(weights []uint32, limit int, parts uint64) int {
 	divisor, n, equal := uint64(0), 0, true
 	for _, w := range weights {

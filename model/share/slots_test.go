@@ -101,8 +101,8 @@ func TestMostSlotsGrowing(t *testing.T) {
 		}
 		most, got := size(MostSlotsGrowing, whole), max(size(MostSlots, whole), size(MostSlots, grown))
 		if got > most || most > max(4*size(MostSlots, whole), 4093) {
-			t.Fatalf("%v of %d endpoints, weights %v, limit %d: %d slots in part, %d at most, %d as a whole", s.Options.Balance, n,
-				weights, s.SlotLimit, got, most, size(MostSlots, whole))
+			t.Fatalf("%v of %d endpoints, weights %v, limit %d: %d slots in part, %d at most, %d as a whole",
+				s.Options.Balance, n, weights, s.SlotLimit, got, most, size(MostSlots, whole))
 		}
 		if got == most {
 			reached[s.Options.Balance]++
