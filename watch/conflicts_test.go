@@ -126,9 +126,9 @@ func TestNoRoomForElementsIsReported(t *testing.T) {
 		ix.setSlice(convertSlice(sliceFor(s, name+"-b", "10.244.0.2")))
 	}
 	ix.flush()
-	want := "Service tenant/younger: weights of endpoints and hashes of clients do not count, but for the weight 0: " +
-		"there is room for 48000 elements beyond 4096 of each service, and for 12000 in one namespace, the oldest services " +
-		"first (--nftproxy-max-elements)"
+	want := "Service tenant/younger: weights of endpoints, hashes of clients and least connections do not count, but " +
+		"for the weight 0: there is room for 48000 elements beyond 4096 of each service, and for 12000 in one namespace, " +
+		"the oldest services first (--nftproxy-max-elements)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}

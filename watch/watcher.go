@@ -49,7 +49,7 @@ type Options struct {
 	// cost; 0 means service.DefaultMaxElements.
 	MaxElements int
 	// MaxAllElements is how many elements all Services together may cost beyond service.UncountedElements of each, and
-	// once more by the slots of weights and hashes, a quarter of it in one namespace; 0 means
+	// once more by their slots, a quarter of it in one namespace; 0 means
 	// service.DefaultMaxAllElements.
 	MaxAllElements int
 	// MaxAffinityPorts is how many ports of Services may have session affinity, a

@@ -17,7 +17,7 @@ const (
 	// mostOfRow is how many slots of a row move.
 	mostOfRow = 64
 	// mostElements is how many elements of maps change, about: of one Service after the other, until they are used up. A
-	// row has a slot at each address of its Service.
+	// row has a slot at each address of its Service. The last Service moves one slot of each of its rows in any case.
 	mostElements = 1024
 	// A list of endpoints that is looked at costs as much as an element, with a row or without. So do so many slots of a
 	// row that changes, and so many endpoints or slots that are only looked at.

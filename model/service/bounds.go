@@ -11,7 +11,8 @@ import (
 const DefaultMaxElements = 1 << 18
 
 // DefaultMaxAllElements is the default bound on the elements of all services of a node. Beyond what each service may
-// have in any case, it holds for their lists of endpoints, and once more for the slots of weights and hashes.
+// have in any case, it holds for their lists of endpoints, and once more for the slots of weights, hashes and least
+// connections.
 const DefaultMaxAllElements = 1 << 20
 
 // UncountedElements is how many elements without slots each service may have, whatever others have.
@@ -96,10 +97,10 @@ func (l *LeftOut) String() string {
 // slots says what fewer slots mean.
 func (l *LeftOut) slots() string {
 	if l.SlotLimit == NoSlots {
-		return "weights of endpoints and hashes of clients do not count, but for the weight 0"
+		return "weights of endpoints, hashes of clients and least connections do not count, but for the weight 0"
 	}
-	return fmt.Sprintf("weights of endpoints and hashes of clients count with %d slots for each list of endpoints",
-		l.SlotLimit)
+	return fmt.Sprintf("weights of endpoints and hashes of clients count with %d slots for each list of endpoints, and "+
+		"least connections where it has half as many endpoints at most", l.SlotLimit)
 }
 
 // WithoutAffinity says why a service that asks for session affinity is served without

@@ -228,8 +228,8 @@ func TestOneTenantTakesNotAllElements(t *testing.T) {
 	if got.Services.At(other.Name) != other {
 		t.Errorf("the other tenant's is\n%s", got.Services.At(other.Name))
 	}
-	want := "weights of endpoints and hashes of clients do not count, but for the weight 0: there is room for 1048576 " +
-		"elements beyond 4096 of each service, " +
+	want := "weights of endpoints, hashes of clients and least connections do not count, but for the weight 0: there is " +
+		"room for 1048576 elements beyond 4096 of each service, " +
 		"and for 262144 in one namespace, the oldest services first"
 	if left := got.LeftOut.At("greedy/svc-19"); left == nil || left.String() != want {
 		t.Errorf("left out: %v", left)
