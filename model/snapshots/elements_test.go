@@ -101,7 +101,7 @@ func elementsOracle(set map[service.Name]*service.Service, limit int,
 // exceeded.
 func TestElementsAgainstOracle(t *testing.T) {
 	whole, random, cut, grown := 0, 0, 0, 0
-	seeds(t, 30, func(t *testing.T, rng *rand.Rand) {
+	seeds(t, 16, func(t *testing.T, rng *rand.Rand) {
 		limit := 4 * (5000 + rng.IntN(5000))
 		alone := func(s *service.Service) *service.Service { // with the bound on one service only
 			b := snapshots.NewBuilder(gen.PlainNode())
