@@ -65,7 +65,7 @@ func matrix(columns []column) string {
 	notes := map[string][]string{}
 	for _, c := range columns {
 		for _, r := range c.Results {
-			for _, note := range r.skipNotes() {
+			for _, note := range r.skipNotes(len(c.Lacks) > 0) {
 				notes[note] = append(notes[note], c.Series)
 			}
 		}
@@ -80,11 +80,15 @@ func matrix(columns []column) string {
 	return b.String()
 }
 
-// skipNotes say which tests of a package skipped themselves, with one note for each reason.
-func (r result) skipNotes() []string {
+// skipNotes say which tests of a package skipped themselves, with one note for each reason: each of them, or only what
+// the kernel lacks.
+func (r result) skipNotes(lacks bool) []string {
 	byReason := map[string][]string{}
 	for _, name := range keys(r.Skips) {
 		why := escape(reason(r.Skips[name]))
+		if lacks && !strings.HasPrefix(why, "this kernel has no ") {
+			continue
+		}
 		byReason[why] = append(byReason[why], name)
 	}
 	var notes []string
