@@ -51,7 +51,7 @@ const (
 // Balancer is the part of a daemon that does this.
 type Balancer struct {
 	config    Config
-	snapshots chan *service.Snapshot
+	snapshots service.Newest
 	mover     *mover
 	budget    pace.Budget
 	// cpu is the CPU time since the last report.
@@ -62,18 +62,12 @@ type Balancer struct {
 
 // New makes a Balancer.
 func New(c Config) *Balancer {
-	return &Balancer{config: c, snapshots: make(chan *service.Snapshot, 1), mover: newMover(c.NodePortAddresses),
+	return &Balancer{config: c, snapshots: service.NewNewest(), mover: newMover(c.NodePortAddresses),
 		budget: pace.Budget{Rest: rest, Burst: burst}}
 }
 
 // Notify gives the snapshot that the rules serve now. One call has to end before the next.
-func (b *Balancer) Notify(s service.Snapshot) {
-	select {
-	case <-b.snapshots:
-	default:
-	}
-	b.snapshots <- &s
-}
+func (b *Balancer) Notify(s service.Snapshot) { b.snapshots.Put(s) }
 
 // Run works until the context ends, and then returns nil. The shares then stay as they are.
 func (b *Balancer) Run(ctx context.Context) error {

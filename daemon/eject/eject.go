@@ -84,7 +84,7 @@ const (
 type Ejector struct {
 	config    Config
 	machine   *ejection.Machine
-	snapshots chan *service.Snapshot
+	snapshots service.Newest
 	snapshot  *service.Snapshot // that came last
 	answers   chan func()       // Each tells the machine of one.
 
@@ -107,19 +107,13 @@ func New(c Config) *Ejector {
 	}
 	return &Ejector{
 		config: c, machine: ejection.New(c.Mode.Of, c.Lookup != nil, rand.Float64),
-		snapshots: make(chan *service.Snapshot, 1), answers: make(chan func(), 64),
+		snapshots: service.NewNewest(), answers: make(chan func(), 64),
 		budget: pace.Budget{Rest: rest, Burst: burst, Debt: debt}, cpu: conntrack.ThreadTime,
 	}
 }
 
 // Notify gives the snapshot that the rules serve now. One call has to end before the next.
-func (e *Ejector) Notify(s service.Snapshot) {
-	select {
-	case <-e.snapshots:
-	default:
-	}
-	e.snapshots <- &s
-}
+func (e *Ejector) Notify(s service.Snapshot) { e.snapshots.Put(s) }
 
 // Run works until the context ends, and then returns nil. What is left out then stays so until the next process.
 func (e *Ejector) Run(ctx context.Context) error {

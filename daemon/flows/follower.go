@@ -74,7 +74,7 @@ const (
 // Follower follows connections.
 type Follower struct {
 	config    Config
-	snapshots chan service.Snapshot
+	snapshots service.Newest
 	wake      chan struct{}
 	lost      atomic.Uint64
 	listened  bool // once; of Run alone
@@ -115,7 +115,7 @@ func (f *Follower) first(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case s := <-f.snapshots:
-		f.update(s)
+		f.update(*s)
 		return nil
 	}
 }
@@ -129,7 +129,7 @@ func (f *Follower) update(s service.Snapshot) {
 
 // New makes a Follower.
 func New(c Config) *Follower {
-	f := &Follower{config: c, snapshots: make(chan service.Snapshot, 1), wake: make(chan struct{}, 1),
+	f := &Follower{config: c, snapshots: service.NewNewest(), wake: make(chan struct{}, 1),
 		thinned: map[service.Name]int{}, began: time.Now()}
 	f.tracker = flows.New(Most, rand.Uint64(), func(c flows.Change) { f.changes = append(f.changes, c) },
 		func(name service.Name, of int) { f.thinned[name] = max(f.thinned[name], of) })
@@ -139,11 +139,7 @@ func New(c Config) *Follower {
 // Notify gives the snapshot that the rules serve now. One call has to end before the next. It waits for nothing.
 func (f *Follower) Notify(s service.Snapshot) {
 	f.served.Store(&s)
-	select {
-	case <-f.snapshots:
-	default:
-	}
-	f.snapshots <- s
+	f.snapshots.Put(s)
 }
 
 // Counts returns totals: Lost has messages that were lost, too.
@@ -310,7 +306,7 @@ func (f *Follower) work(ctx context.Context, table *keeper) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case s := <-f.snapshots:
-			f.update(s)
+			f.update(*s)
 		case <-keep.C:
 			if err := table.keep(); err != nil {
 				failed = err

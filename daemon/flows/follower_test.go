@@ -108,7 +108,7 @@ func TestNotifyDelaysNothing(t *testing.T) {
 	go func() {
 		defer close(done)
 		f.Notify(b.Snapshot())
-		f.update(<-f.snapshots)
+		f.update(*<-f.snapshots)
 	}()
 	const hung = 10 * time.Second
 	select {

@@ -96,3 +96,18 @@ func (m *Mailbox) Take() (Update, bool) {
 	m.update = nil
 	return u, true
 }
+
+// Newest holds the newest snapshot until the reader takes it from the channel. Its only writer never waits.
+type Newest chan *Snapshot
+
+// NewNewest returns an empty one.
+func NewNewest() Newest { return make(Newest, 1) }
+
+// Put replaces the snapshot, if there is one. One call has to end before the next.
+func (n Newest) Put(s Snapshot) {
+	select {
+	case <-n:
+	default:
+	}
+	n <- &s
+}
