@@ -140,9 +140,8 @@ func (m *mover) rows(s *service.Service) iter.Seq[row] {
 					continue
 				}
 				choice := share.Choose(s, p, m.snapshot.Node, family)
-				for list, addrs := range []share.Addresses{choice.Cluster, choice.Local} {
-					local := list > 0
-					least := share.NewLeastRow(s, p, m.snapshot.Node, addrs, local)
+				for _, local := range []bool{false, true} {
+					least := share.NewLeastRow(s, p, m.snapshot.Node, &choice, local)
 					if (!local || least != nil) && !yield(row{least, p, local, waysTo(s, p, family)}) {
 						return
 					}

@@ -61,7 +61,8 @@ func (w *served) moveAll(open openTo) map[service.Name]int {
 
 func (w *served) row(s *service.Service, port int) *share.LeastRow {
 	p := &s.Ports[port]
-	return share.NewLeastRow(s, p, w.snapshot.Node, share.Choose(s, p, w.snapshot.Node, ip.V4).Cluster, false)
+	choice := share.Choose(s, p, w.snapshot.Node, ip.V4)
+	return share.NewLeastRow(s, p, w.snapshot.Node, &choice, false)
 }
 
 // web is a Service of a number with so many endpoints.

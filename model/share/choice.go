@@ -44,6 +44,14 @@ type Choice struct {
 	chosen    selection
 }
 
+// List is the list for policy Local, or that for policy Cluster.
+func (c *Choice) List(local bool) Addresses {
+	if local {
+		return c.Local
+	}
+	return c.Cluster
+}
+
 // Choose chooses the endpoints of a service's port in one family. Each list has the ready
 // endpoints, without those of weight 0. If none is ready, it has those that still serve while they terminate (KEP-1669,
 // KEP-1672). Topology hints narrow only the ready endpoints of the list Cluster.

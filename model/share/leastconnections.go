@@ -36,17 +36,17 @@ type Load struct {
 // for each is enough, or if there is no room for feedback. It is a multiple of the shortest row that has the shares
 // exactly, where that fits.
 func LeastConnectionsSize(weights []uint32, limit int) int {
-	divisor, n := uint64(0), 0
+	n := 0
 	for _, w := range weights {
 		if w > 0 {
-			divisor, n = GCD(uint64(w), divisor), n+1
+			n++
 		}
 	}
 	limit = mostLeast(n, limit)
 	if n < 2 || limit < leastCap*n {
 		return 0
 	}
-	exact := sum(weights) / divisor
+	exact := sum(weights) / commonDivisor(weights)
 	if exact > uint64(limit) {
 		return limit
 	}
@@ -58,11 +58,7 @@ func mostLeast(n, limit int) int { return min(limit, max(leastDrawn, leastPerEnd
 
 // mostLeastConnections bounds the length of a row of some of endpoints with these weights, which come in so many parts.
 func mostLeastConnections(weights []uint32, limit int, parts uint64) int {
-	divisor := uint64(0)
-	for _, w := range weights {
-		divisor = GCD(uint64(w), divisor)
-	}
-	exact := parts * sum(weights) / max(1, divisor)
+	exact := parts * sum(weights) / max(1, commonDivisor(weights))
 	return int(min(uint64(mostLeast(len(weights), limit)), uint64(leastPerEndpoint*len(weights))+exact))
 }
 

@@ -19,9 +19,9 @@ type LeastRow struct {
 }
 
 // NewLeastRow returns the row of a list of a port, with the slots that its endpoints had last as far as they are within
-// the bounds: those of the list for policy Local, or of that for policy Cluster. It returns nil if there is no room for
-// feedback, or none is needed.
-func NewLeastRow(s *service.Service, p *service.Port, node *service.Node, addrs Addresses, local bool) *LeastRow {
+// the bounds. It returns nil if there is no room for feedback, or none is needed.
+func NewLeastRow(s *service.Service, p *service.Port, node *service.Node, choice *Choice, local bool) *LeastRow {
+	addrs := choice.List(local)
 	if s.Options.Balance != service.ByLeastConnections || addrs.Len() < 2 || s.SlotLimit == service.NoSlots {
 		return nil
 	}

@@ -29,11 +29,7 @@ func leastService(n int, edit func(i int, e *service.Endpoint)) *service.Service
 func leastRowOf(s *service.Service, node string, local bool) (row *LeastRow, slots map[netip.AddrPort]int) {
 	n := &service.Node{Name: node}
 	choice := Choose(s, &s.Ports[0], n, ip.V4)
-	addrs := choice.Cluster
-	if local {
-		addrs = choice.Local
-	}
-	if row = NewLeastRow(s, &s.Ports[0], n, addrs, local); row == nil {
+	if row = NewLeastRow(s, &s.Ports[0], n, &choice, local); row == nil {
 		return nil, nil
 	}
 	slots = map[netip.AddrPort]int{}

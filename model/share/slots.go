@@ -70,19 +70,18 @@ func DrawnSize(weights []uint32, limit int) int { return drawnSize(weights, limi
 // drawnSize is DrawnSize if weights have one part. It bounds the length if they come in so many parts, of which some
 // endpoints have only a few.
 func drawnSize(weights []uint32, limit int, parts uint64) int {
-	divisor, n, equal := uint64(0), 0, true
+	n, equal := 0, true
 	for _, w := range weights {
+		equal = equal && w == weights[0]
 		if w > 0 {
-			divisor, n, equal = GCD(uint64(w), divisor), n+1, equal && w == weights[0]
-		} else {
-			equal = equal && weights[0] == 0
+			n++
 		}
 	}
 	limit = min(limit, max(leastDrawn, TableSize(n, MaxSize), n))
 	if equal && parts == 1 || n == 0 || n > limit {
 		return 0
 	}
-	return int(min(parts*sum(weights)/divisor, uint64(limit)))
+	return int(min(parts*sum(weights)/commonDivisor(weights), uint64(limit)))
 }
 
 func sum(weights []uint32) uint64 {
@@ -91,6 +90,14 @@ func sum(weights []uint32) uint64 {
 		sum += uint64(w)
 	}
 	return sum
+}
+
+// commonDivisor returns the greatest common divisor of the weights; 0 if none is above 0.
+func commonDivisor(weights []uint32) (divisor uint64) {
+	for _, w := range weights {
+		divisor = GCD(uint64(w), divisor)
+	}
+	return divisor
 }
 
 // GCD returns the greatest common divisor; that of 0 and a number is the number.

@@ -54,11 +54,8 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 // list returns a list of the choice, with a row if one slot for each is not enough. Other rows than
 // those by least connections take no history, so that all nodes make the same ones of the same endpoints.
 func (c *serviceCompiler) list(p *service.Port, choice *share.Choice, local bool, targets nft.Targets) targetList {
-	list, addrs := targetList{Targets: targets}, choice.Cluster
-	if local {
-		addrs = choice.Local
-	}
-	if least := share.NewLeastRow(c.svc, p, c.node, addrs, local); least != nil {
+	list, addrs := targetList{Targets: targets}, choice.List(local)
+	if least := share.NewLeastRow(c.svc, p, c.node, choice, local); least != nil {
 		list.row, list.balance = c.leastRow(least), service.ByLeastConnections
 		return list
 	}
