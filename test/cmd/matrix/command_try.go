@@ -118,11 +118,9 @@ func (o commandOptions) machine(ctx context.Context, r release, dir string, out 
 	if err != nil {
 		return m, nil, err
 	}
-	var qemu string
-	if !o.userMode {
-		if qemu, err = aptget.Command(t.command, t.pkg); err != nil {
-			return m, nil, err
-		}
+	qemu, err := t.emulator(o.userMode)
+	if err != nil {
+		return m, nil, err
 	}
 	cache, err := aptget.CacheDir(cacheName(arch))
 	if err != nil {

@@ -77,11 +77,9 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var qemu string
-	if !o.userMode {
-		if qemu, err = aptget.Command(t.command, t.pkg); err != nil {
-			return err
-		}
+	qemu, err := t.emulator(o.userMode)
+	if err != nil {
+		return err
 	}
 	cache, err := aptget.CacheDir(cacheName(o.arch))
 	if err != nil {

@@ -1,6 +1,10 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+
+	"nftproxy/test/lib/aptget"
+)
 
 // target is an architecture of machines, in qemu's and the kernel's words.
 type target struct {
@@ -47,6 +51,14 @@ func targetOf(arch string) (target, error) {
 	}
 	t.accelerated = processor{[]string{"-accel", "kvm", "-cpu", "host"}, ""}
 	return t, nil
+}
+
+// emulator is the path of qemu; empty for kernels for user mode, which need none.
+func (t target) emulator(userMode bool) (string, error) {
+	if userMode {
+		return "", nil
+	}
+	return aptget.Command(t.command, t.pkg)
 }
 
 // cacheName is the folder of the user's cache for an architecture's kernels and commands.
