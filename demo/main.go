@@ -18,7 +18,8 @@ the node with Services from manifests, and sends real connections through it. It
 shows how connections spread, a refusal, a pod that reaches itself, a NodePort, a
 scale-up, a rolling replacement of all pods under traffic, a canary by weights, a
 drain, a hash of clients that survives a lost pod, and a busy pod that gets fewer
-new connections. It checks everything it shows, and exits with 0 only if every check passes. It removes everything it made.
+new connections. It checks everything it shows, and exits with 0 only if every
+check passes. It removes everything it made.
 
 demo needs no root: for an ordinary user it runs in a user namespace of its own.
 It does not touch the machine's network.

@@ -74,7 +74,7 @@ func TestLeastConnections(t *testing.T) {
 		return 1, 0
 	}
 	const low = 0.2
-	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) { // Nobody tells of a moved slot.
+	for start := time.Now(); ; r.awaitSync() { // Slots move by a sync.
 		share, n := busy()
 		if share < low && n == held {
 			break
