@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -63,11 +62,10 @@ func tryCommand(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(releases(), func(r release) bool { return r.series == o.kernel })
-	if i < 0 {
-		return fmt.Errorf("the kernel %s is not known", o.kernel)
+	r, err := findRelease(o.kernel)
+	if err != nil {
+		return err
 	}
-	r := releases()[i]
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	dir, err := os.MkdirTemp("/var/tmp", "matrix-")

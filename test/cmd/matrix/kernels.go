@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"path"
 	"slices"
 )
@@ -8,7 +9,8 @@ import (
 // release is a release of Debian, whose newest kernel a machine has.
 type release struct {
 	name string
-	// series is the kernel's, which does not change in a release, with what a machine lacks of it.
+	// series is the kernel's, which does not change in a release, with what a machine lacks of it. Debian's backports
+	// change theirs.
 	series string
 	// lacks has patterns (path.Match) of modules that the machine does not have. Nothing of ours may ask for one.
 	lacks []string
@@ -17,21 +19,41 @@ type release struct {
 }
 
 func releases() []release {
+	trixie := release{name: "trixie", series: "6.12", onDemand: []string{"sctp"}}
 	return []release{
 		{name: "bullseye", series: "5.10", onDemand: []string{"sctp"}},
 		{name: "bookworm", series: "6.1", onDemand: []string{"sctp"}},
-		{name: "trixie", series: "6.12", onDemand: []string{"sctp"}},
-		// As a node of RHEL 10 whose only packet filter is nf_tables, of which nothing is loaded at its start.
-		{name: "trixie", series: "6.12-nf_tables", lacks: withoutIPTables(),
-			onDemand: []string{"sctp", "nf_*", "nft_*", "nfnetlink*"}},
+		trixie,
+		trixie.withoutIPTables(),
+		{name: "trixie-backports", series: "newest", onDemand: []string{"sctp"}},
 	}
 }
 
-// withoutIPTables are the modules of iptables, ebtables, ipset and IPVS, and that by which iptables-nft uses those of
-// iptables.
-func withoutIPTables() []string {
-	return []string{"x_tables", "xt_*", "ip_tables", "iptable_*", "ipt_*", "ip6_tables", "ip6table_*", "ip6t_*", "ebt*",
+// nfTablesOnly ends the series of a machine without iptables.
+const nfTablesOnly = "-nf_tables"
+
+// findRelease is the release of a series: of each there is one whose only packet filter is nf_tables.
+func findRelease(series string) (release, error) {
+	for _, r := range releases() {
+		if r.series == series {
+			return r, nil
+		}
+		if r.series+nfTablesOnly == series {
+			return r.withoutIPTables(), nil
+		}
+	}
+	return release{}, fmt.Errorf("the kernel %s is not known", series)
+}
+
+// withoutIPTables is the release for a machine as a node of RHEL 10, whose only packet filter is nf_tables, of which
+// nothing is loaded at its start. What it lacks are the modules of iptables, ebtables, ipset and IPVS, and that by which
+// iptables-nft uses those of iptables.
+func (r release) withoutIPTables() release {
+	r.series += nfTablesOnly
+	r.lacks = []string{"x_tables", "xt_*", "ip_tables", "iptable_*", "ipt_*", "ip6_tables", "ip6table_*", "ip6t_*", "ebt*",
 		"arp_tables", "arptable_*", "arpt_*", "ip_set*", "ip_vs*", "nft_compat"}
+	r.onDemand = []string{"sctp", "nf_*", "nft_*", "nfnetlink*"}
+	return r
 }
 
 // matches says whether one of the patterns is a name's.

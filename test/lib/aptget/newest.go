@@ -15,7 +15,7 @@ import (
 
 // Release is a release of Debian.
 type Release struct {
-	// Name is such as "bookworm".
+	// Name is such as "bookworm" or "trixie-backports".
 	Name string
 	// Architecture is that of the packages, such as "arm64"; this computer's if it is empty.
 	Architecture string
@@ -50,8 +50,10 @@ func UnpackNewest(ctx context.Context, dir string, release Release, metapackage 
 
 func newest(ctx context.Context, dir string, release Release, metapackage string) (Newest, error) {
 	lists := filepath.Join(dir, release.Name+"-lists")
-	sources := fmt.Sprintf("deb http://deb.debian.org/debian %s main\ndeb http://deb.debian.org/debian-security "+
-		"%s-security main\n", release.Name, release.Name)
+	sources := fmt.Sprintf("deb http://deb.debian.org/debian %s main\n", release.Name)
+	if !strings.HasSuffix(release.Name, "-backports") { // which have their updates themselves
+		sources += fmt.Sprintf("deb http://deb.debian.org/debian-security %s-security main\n", release.Name)
+	}
 	options, err := archive(lists, sources, release.Architecture)
 	if err != nil {
 		return Newest{}, err
