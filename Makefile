@@ -79,7 +79,7 @@ test-no-iptables: ## run the same tests and the demo on a kernel 6.12 without th
 	$(GO) run ./test/cmd/matrix kernels --kernels=6.12-nf_tables --timeout=3h $(if $(USER_MODE),--user-mode) $(if $(PACKAGES),--packages=$(PACKAGES),--page=docs/evidence/kernels.md)
 
 .PHONY: on-kernel
-on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.12-nf_tables, 6.1 or 5.10, among this computer's files, mounted read-only: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm, USER_MODE=1 for the kernel as a program of this computer
+on-kernel: ## run COMMAND as root on Debian's KERNEL=6.12, 6.1, 5.10 or newest, each also with -nf_tables for nothing of iptables, among this computer's files, mounted read-only: COMMAND='bin/realcluster up --nodes=1'; KVM=1 where there is /dev/kvm, USER_MODE=1 for the kernel as a program of this computer
 	$(GO) run ./test/cmd/matrix run --kernel=$(or $(KERNEL),6.12) $(if $(KVM),--kvm) $(if $(USER_MODE),--user-mode) --timeout=6h sh -c "$$COMMAND"
 
 .PHONY: test-kernels-short

@@ -42,7 +42,8 @@ func parseCommand(args []string) (commandOptions, error) {
 	f.IntVar(&o.disk, "disk", 32, "most `GiB` of the files below "+diskDir)
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of the machine")
 	f.BoolVar(&o.kvm, "kvm", false, "have this computer's processor run the machine, by /dev/kvm")
-	f.BoolVar(&o.userMode, "user-mode", false, "build the kernel as a program of this computer, with one processor")
+	f.BoolVar(&o.userMode, "user-mode", false, "build the kernel as a program of this computer, with one processor "+
+		"before 6.19")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end the machine after this `time`")
 	if err := f.Parse(args); err != nil {
 		return o, err

@@ -46,8 +46,8 @@ func findRelease(series string) (release, error) {
 }
 
 // withoutIPTables is the release for a machine as a node of RHEL 10, whose only packet filter is nf_tables, of which
-// nothing is loaded at its start. What it lacks are the modules of iptables, ebtables, ipset and IPVS, and that by which
-// iptables-nft uses those of iptables.
+// nothing is loaded at its start. What it lacks are the modules of iptables, ebtables, ipset and IPVS, and that by
+// which iptables-nft uses those of iptables.
 func (r release) withoutIPTables() release {
 	r.series += nfTablesOnly
 	r.lacks = []string{"x_tables", "xt_*", "ip_tables", "iptable_*", "ipt_*", "ip6_tables", "ip6table_*", "ip6t_*", "ebt*",

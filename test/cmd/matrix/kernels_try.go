@@ -53,7 +53,7 @@ func parse(args []string) (options, error) {
 		"measure, on a busy computer")
 	f.BoolVar(&o.kvm, "kvm", false, "have this computer's processor run the machines, by /dev/kvm")
 	f.BoolVar(&o.userMode, "user-mode", false, "build the kernels as programs of this computer: much faster than "+
-		"emulation, with one processor")
+		"emulation, with one processor before 6.19")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
 	if err := f.Parse(args); err != nil {

@@ -30,7 +30,7 @@ type machine struct {
 	live io.Writer
 	// kvm has this computer's processor run the machine, in place of qemu.
 	kvm bool
-	// userMode says that the kernel is a program of this computer (user-mode Linux), with a single processor.
+	// userMode says that the kernel is a program of this computer (user-mode Linux).
 	userMode bool
 	// counted has the machine's clock count instructions, so that what else this computer does changes
 	// no figure of a test. Such a machine is slower.

@@ -19,8 +19,8 @@ import (
 )
 
 // A kernel for user mode (User-mode Linux) is a program of this computer: its processes run at the processor's speed,
-// where qemu is 10 to 20 times as slow without /dev/kvm. Its system calls are slow, less so from 6.16 on, where they need
-// no ptrace. It has several processors from 6.19 on, of which a process uses one at a time, whatever its threads.
+// where qemu is 10 to 20 times as slow without /dev/kvm. Its system calls are slow, less so from 6.16 on, where they
+// need no ptrace. It has several processors from 6.19 on, of which a process uses one at a time, whatever its threads.
 // Debian's binary package of it lacks parts of nf_tables, so that the kernel is built from Debian's source, in 20
 // minutes on two cores.
 
