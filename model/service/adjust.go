@@ -46,17 +46,25 @@ func ParseShare(text string) (s Share, ok bool) {
 // PortEndpoint names an endpoint of one port of a service.
 type PortEndpoint struct {
 	Protocol Protocol
-	// Port is the service's own.
-	Port uint16
-	Addr netip.AddrPort
+	// Port is the service's own. Where only the node port is known, it is 0, and NodePort has that; else NodePort is 0.
+	Port, NodePort uint16
+	Addr           netip.AddrPort
 }
 
 // At names one of the port's endpoints.
-func (p *Port) At(addr netip.AddrPort) PortEndpoint { return PortEndpoint{p.Protocol, p.Port, addr} }
+func (p *Port) At(addr netip.AddrPort) PortEndpoint {
+	return PortEndpoint{Protocol: p.Protocol, Port: p.Port, Addr: addr}
+}
+
+// AtNodePort names it without the number of the port. The port must have a node port.
+func (p *Port) AtNodePort(addr netip.AddrPort) PortEndpoint {
+	return PortEndpoint{Protocol: p.Protocol, NodePort: p.NodePort, Addr: addr}
+}
 
 // Compare orders them by protocol, port and address.
 func (e PortEndpoint) Compare(o PortEndpoint) int {
-	return cmp.Or(cmp.Compare(e.Protocol, o.Protocol), cmp.Compare(e.Port, o.Port), e.Addr.Compare(o.Addr))
+	return cmp.Or(cmp.Compare(e.Protocol, o.Protocol), cmp.Compare(e.Port, o.Port),
+		cmp.Compare(e.NodePort, o.NodePort), e.Addr.Compare(o.Addr))
 }
 
 // Adjustment says that this node gives an endpoint of one port of a service less than the source's objects say: it is

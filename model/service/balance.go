@@ -26,7 +26,7 @@ func (b Balance) Hashes() bool { return b == ByClient || b == ByFlow }
 // and in that for policy Local (share.Choice). 0 is unknown.
 type Slots struct{ Cluster, Local uint16 }
 
-// Slotted are the slots of a service's endpoints.
+// Slotted are the slots of a service's endpoints. Those that a table tells may be at a node port (Port.AtNodePort).
 type Slotted map[PortEndpoint]Slots
 
 // Slotted returns the slots of the endpoints that have some; nil if there are none.
@@ -48,7 +48,13 @@ func (s *Service) Slotted() Slotted {
 }
 
 // Of returns the slots of an endpoint of a port.
-func (s Slotted) Of(p *Port, addr netip.AddrPort) Slots { return s[p.At(addr)] }
+func (s Slotted) Of(p *Port, addr netip.AddrPort) Slots {
+	slots, ok := s[p.At(addr)]
+	if !ok && p.NodePort != 0 {
+		return s[p.AtNodePort(addr)]
+	}
+	return slots
+}
 
 // Weighted says whether some endpoint has another weight than the default one, or a part of it.
 func (p *Port) Weighted() bool {

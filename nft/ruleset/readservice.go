@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -70,11 +71,11 @@ func (s *Served) portOfNodePort(f *Frontend, text string) *ServedPort {
 	return nil
 }
 
-// newServedPort makes the port of its first frontend. The number of a node port's port
-// is in the text, if that is a number, or else the frontend's.
+// newServedPort makes the port of its first frontend. If that is a node port which does not tell the port's number, it
+// is that in the text, if there is one. A port may have another number for its name.
 func newServedPort(f *Frontend, text string) *ServedPort {
 	p := &ServedPort{Port: &service.Port{Name: text, Protocol: f.Protocol, Port: f.servicePort}, text: text}
-	if n, err := strconv.ParseUint(text, 10, 16); f.IsNodePort() && err == nil {
+	if n, err := strconv.ParseUint(text, 10, 16); f.servicePort == 0 && f.IsNodePort() && err == nil {
 		p.Port.Port = uint16(n)
 	}
 	if text == strconv.Itoa(int(p.Port.Port)) || f.Ranges != "" {
@@ -332,11 +333,12 @@ func (s *Served) internalPolicy(svc *service.Service) service.TrafficPolicy {
 }
 
 // showsInternalLocal says whether the cluster IP drops packets, remembers its clients
-// apart, or has other endpoints than the other addresses. Only internal policy Local does
+// apart, or has other endpoints or slots than the other addresses. Only internal policy Local does
 // so.
 func (in portInFamily) showsInternalLocal() bool {
 	return in.internal != nil && (in.internal.Fate == obstacle.Dropped || in.internal.localOnly ||
-		in.external != nil && !slices.Equal(in.internal.Cluster, in.external.Cluster))
+		in.external != nil && (!slices.Equal(in.internal.Cluster, in.external.Cluster) ||
+			!maps.Equal(in.internal.ClusterSlots, in.external.ClusterSlots)))
 }
 
 // elsewhere is the name of another node, and a hint for it: no node has this name.
@@ -363,7 +365,10 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service) []service.En
 			}
 		}
 	}
-	feedback := svc.Options.Balance == service.ByLeastConnections
+	feedback, localSlots := svc.Options.Balance == service.ByLeastConnections, local.slots
+	if in.internal != nil && (in.external == nil || !in.external.twoLists) { // The policy may be Local and not show it.
+		localSlots = in.internal.ClusterSlots
+	}
 	all, weights := slices.Concat(cluster.targets, local.targets), map[netip.AddrPort]service.Weight(nil)
 	if !feedback || !cluster.mayBeEven() || !local.mayBeEven() {
 		weights = weightsOf(cluster, local)
@@ -375,7 +380,7 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service) []service.En
 	for i, a := range all {
 		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere, Weight: weights[a]}
 		if feedback {
-			list[i].Slots = service.Slots{Cluster: uint16(cluster.slots[a]), Local: uint16(local.slots[a])}
+			list[i].Slots = service.Slots{Cluster: uint16(cluster.slots[a]), Local: uint16(localSlots[a])}
 		}
 		if local.has(a) {
 			list[i].Node = r.node.Name

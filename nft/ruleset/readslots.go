@@ -1,6 +1,8 @@
 package ruleset
 
 import (
+	"slices"
+
 	"nftproxy/model/service"
 	"nftproxy/model/share"
 	"nftproxy/model/treap"
@@ -13,16 +15,34 @@ func Feeds(chain string) bool {
 	return ok && s.balance == service.ByLeastConnections
 }
 
-// ReadSlots returns the slots of Services by least connections, as tables that were read from a kernel have them. The
-// node must have a name.
+// ReadSlots returns the slots of Services by least connections, as tables that were read from a kernel have them; those
+// of a port whose number no table tells by its node port. The node must have a name.
 func ReadSlots(m *nft.Model, table string, node *service.Node) map[service.Name]service.Slotted {
 	all := map[service.Name]service.Slotted{}
 	if !feeds(m, table) {
 		return all
 	}
-	for name, s := range ReadBack(m, table, node).Services.All() {
-		if s.Options.Balance == service.ByLeastConnections {
-			all[name] = s.Slotted()
+	_, r := readTables(m, table, node)
+	for name, s := range r.services {
+		if s.Service.Options.Balance == service.ByLeastConnections {
+			all[name] = s.slotted()
+		}
+	}
+	return all
+}
+
+// slotted returns the slots that the Service's rows have.
+func (s *Served) slotted() service.Slotted {
+	all := service.Slotted{}
+	for _, p := range s.Ports {
+		at := p.At
+		if !p.IsRange() && !slices.ContainsFunc(p.Frontends, func(f *Frontend) bool { return f.servicePort != 0 }) {
+			at = p.AtNodePort
+		}
+		for e := range p.Endpoints.All() {
+			if e.Slots != (service.Slots{}) {
+				all[at(e.Addr)] = e.Slots
+			}
 		}
 	}
 	return all
