@@ -16,8 +16,8 @@ import (
 	"nftproxy/watch"
 )
 
-// seldom is the time between two counts from which the log says that shares follow connections slowly, and often the
-// one from which they do so no longer.
+// seldom is the time between two counts, or two turns of a Service, from which the log says that shares follow
+// connections slowly, and often the one from which they do so no longer.
 const seldom, often = 10 * time.Second, 5 * time.Second
 
 func newBalancer(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics) *balance.Balancer {
@@ -25,7 +25,8 @@ func newBalancer(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics)
 		Observe: balanceObserver(o.reporter.log, counts.ObserveBalance)})
 }
 
-// balanceObserver has the log say when counts begin to fail or to be rare, and when they are rare no longer.
+// balanceObserver has the log say when counts begin to fail, when they or turns begin to be rare, and when they are rare
+// no longer.
 func balanceObserver(log *slog.Logger, count func(balance.Report)) func(balance.Report) {
 	failing, slow := failures{}, false
 	return func(report balance.Report) {
@@ -34,16 +35,16 @@ func balanceObserver(log *slog.Logger, count func(balance.Report)) func(balance.
 			log.Warn("cannot count connections; the shares of Services with balance least-connections stay as they are",
 				"err", report.Err)
 		}
-		switch {
+		switch takes := max(report.Next, report.Round); {
 		case report.Err != nil:
-		case !slow && report.Next > seldom:
+		case !slow && takes > seldom:
 			slow = true
-			log.Warn("connections are counted seldom for balance least-connections, since that takes long", "connections",
-				report.Connections, "cpu", report.CPU.Round(time.Millisecond).String(), "next",
-				report.Next.Round(time.Second).String())
-		case slow && report.Next < often:
+			log.Warn("shares follow connections seldom for balance least-connections, since counts take long or many slots move",
+				"connections", report.Connections, "cpu", report.CPU.Round(time.Millisecond).String(),
+				"next", report.Next.Round(time.Second).String(), "round", report.Round.Round(time.Second).String())
+		case slow && takes < often:
 			slow = false
-			log.Info("connections are counted often again for balance least-connections", "connections", report.Connections)
+			log.Info("shares follow connections often again for balance least-connections", "connections", report.Connections)
 		}
 	}
 }

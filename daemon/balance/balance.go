@@ -30,8 +30,8 @@ type Config struct {
 type Report struct {
 	// Connections is how many connections the Services have that follow them.
 	Connections int
-	// Next is the time until the next count.
-	Next time.Duration
+	// Next is the time until the next count. Round is the time since all Services had had a turn.
+	Next, Round time.Duration
 	// CPU is the CPU time since the last report: of the count, of what came of it, and of the snapshots in between.
 	CPU time.Duration
 	Err error
@@ -56,8 +56,9 @@ type Balancer struct {
 	budget    pace.Budget
 	// cpu is the CPU time since the last report.
 	cpu time.Duration
-	// next is when the next count is due; zero while no Service asks for one. soonest is when one may be.
-	next, soonest time.Time
+	// next is when the next count is due; zero while no Service asks for one. soonest is when one may be. turned is when
+	// all Services had had a turn.
+	next, soonest, turned time.Time
 }
 
 // New makes a Balancer.
@@ -83,10 +84,10 @@ func (b *Balancer) Run(ctx context.Context) error {
 		}
 		switch now := time.Now(); {
 		case b.mover.services() == 0:
-			b.next = time.Time{}
+			b.next, b.turned = time.Time{}, time.Time{}
 			continue
 		case b.next.IsZero():
-			b.next = pace.Later(now, b.soonest)
+			b.next, b.turned = pace.Later(now, b.soonest), now
 		}
 		if !time.Now().Before(b.next) {
 			b.step(ctx)
@@ -117,7 +118,7 @@ func (b *Balancer) step(ctx context.Context) {
 	if b.next = b.soonest; ctx.Err() != nil {
 		return
 	}
-	report.Next, report.CPU = b.next.Sub(began), b.cpu
+	report.Next, report.CPU, report.Round = b.next.Sub(began), b.cpu, max(0, began.Sub(b.turned))
 	b.cpu = 0
 	b.config.Observe(report)
 }
@@ -140,7 +141,11 @@ func (b *Balancer) count(ctx context.Context) (report Report) {
 		report.Err = err
 		return report
 	}
-	if moved := b.mover.step(open); len(moved) > 0 && ctx.Err() == nil {
+	moved, all := b.mover.step(open)
+	if all {
+		b.turned = time.Now()
+	}
+	if len(moved) > 0 && ctx.Err() == nil {
 		b.config.Set(moved)
 	}
 	return report

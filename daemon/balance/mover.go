@@ -16,8 +16,8 @@ import (
 const (
 	// mostOfRow is how many slots of a row move.
 	mostOfRow = 64
-	// mostElements is how many elements of maps change, about: of one Service after the other, until they are used up. A
-	// row has a slot at each address of its Service. The last Service moves one slot of each of its rows in any case.
+	// mostElements is how many elements of maps change: of one row after the other, until they are used up. A row has a
+	// slot at each address of its Service. Where these are more than that, one slot moves, and nothing else in this step.
 	mostElements = 1024
 	// A list of endpoints that is looked at costs as much as an element, with a row or without. So do so many slots of a
 	// row that changes, and so many endpoints or slots that are only looked at.
@@ -29,12 +29,21 @@ type mover struct {
 	// snapshot has only the Services that follow connections.
 	snapshot service.Snapshot
 	all      treap.Map[service.Name, *service.Service] // as they came
-	index    *conntrack.Index
-	turns    turns
+	// index knows all Services while some follow connections: the connections of another one may go to an address of
+	// theirs, to a port in its ranges, and to the same endpoint.
+	index *conntrack.Index
+	turns turns
+	// next says with which list a Service goes on that was stopped (rows). stuck is the Service that goes on first, since
+	// the last step had no room for it; empty for none.
+	next  map[service.Name]int
+	stuck service.Name
+	// turned is how many Services have had their turn since all had one.
+	turned int
 }
 
 func newMover(addresses service.NodePortAddresses) *mover {
-	return &mover{index: conntrack.NewIndex(conntrack.Options{NodePortAddresses: addresses}), turns: newTurns()}
+	return &mover{index: conntrack.NewIndex(conntrack.Options{NodePortAddresses: addresses}), turns: newTurns(),
+		next: map[service.Name]int{}}
 }
 
 func (m *mover) services() int { return m.snapshot.Services.Len() }
@@ -48,17 +57,19 @@ func (m *mover) follow(s service.Snapshot) {
 			m.turns.add(c.Key)
 		} else if m.snapshot.Services.At(c.Key) != nil {
 			edits[c.Key] = nil
+			delete(m.next, c.Key)
 		}
 	}
 	m.all = s.Services
 	m.snapshot.Services = m.snapshot.Services.Apply(treap.Edits(edits))
-	m.snapshot.Node, m.snapshot.Conflicts, m.snapshot.Owners = s.Node, s.Conflicts, s.Owners
+	m.snapshot.Node = s.Node
 	if m.services() == 0 {
 		if m.turns = newTurns(); len(edits) == 0 {
 			return
 		}
+		s = service.Snapshot{Node: s.Node}
 	}
-	m.index.Update(m.snapshot)
+	m.index.Update(s)
 	m.index.Forget(m.index.Epoch()) // Nobody asks which connections are stale.
 }
 
@@ -69,8 +80,8 @@ func follows(s *service.Service) bool {
 
 // count counts a connection if it goes to a Service that follows them.
 func (m *mover) count(open openTo, f conntrack.Flow) bool {
-	_, p, ok := m.index.Owner(f)
-	if !ok {
+	s, p, ok := m.index.Owner(f)
+	if !ok || !follows(s) {
 		return false
 	}
 	endpoint := f.Reply.Src
@@ -84,32 +95,57 @@ func (m *mover) count(open openTo, f conntrack.Flow) bool {
 	return true
 }
 
-// step returns the Services whose slots move, with all slots that they have then.
-func (m *mover) step(open openTo) map[service.Name]service.Slotted {
-	next := map[service.Name]service.Slotted{}
-	left := mostElements
-	m.turns.each(m.snapshot.Services, func(s *service.Service) bool {
-		slots, cost := m.move(s, open, left)
+// step returns the Services whose slots move, with all slots that they have then, and whether all have had a turn since
+// the last step that said so.
+func (m *mover) step(open openTo) (moved map[service.Name]service.Slotted, all bool) {
+	moved = map[service.Name]service.Slotted{}
+	left, first := mostElements, m.snapshot.Services.At(m.stuck)
+	visit := func(s *service.Service) bool {
+		slots, cost := m.move(s, open, left, len(moved) == 0)
 		if left -= cost; slots != nil {
-			next[s.Name] = slots
+			moved[s.Name] = slots
 		}
-		return left > 0
-	})
-	return next
+		if _, stopped := m.next[s.Name]; !stopped {
+			m.turned++
+		}
+		return left > 0 && m.stuck == ""
+	}
+	m.stuck = ""
+	if first == nil || visit(first) {
+		m.turns.each(m.snapshot.Services, func(s *service.Service) bool { return s == first || visit(s) })
+	}
+	if all = m.turned >= m.services(); all {
+		m.turned = 0
+	}
+	return moved, all
 }
 
-// move moves slots of one Service, of about so many elements, and one slot of each row at least.
-func (m *mover) move(s *service.Service, open openTo, elements int) (slots service.Slotted, cost int) {
-	for r := range m.rows(s) {
+// move moves slots of one Service, of at most so many elements, and goes on where it stopped last. If nothing else has
+// moved, one slot does even if its row has more elements.
+func (m *mover) move(s *service.Service, open openTo, elements int, alone bool) (slots service.Slotted, cost int) {
+	from := m.next[s.Name]
+	delete(m.next, s.Name)
+	for at, r := range m.rows(s, from) {
+		if cost >= elements {
+			m.next[s.Name] = at
+			break
+		}
 		if cost += 1 + r.port.Endpoints.Len()/seenFor; r.LeastRow == nil {
 			continue
 		}
 		for i, a := range r.Addrs {
 			r.Loads[i].Open = open[r.port][a]
 		}
-		n := r.Step(min(mostOfRow, max(1, (elements-cost)/r.ways)))
+		room := (elements-cost)/r.ways - r.Len()/comparedFor
+		n := r.Step(min(mostOfRow, max(1, room)))
 		if cost += r.Len() / seenFor; n == 0 {
 			continue
+		}
+		if room < 1 && !(alone && slots == nil) {
+			if m.next[s.Name] = at; at == from {
+				m.stuck = s.Name
+			}
+			break
 		}
 		cost += r.ways * (n + r.Len()/comparedFor)
 		if slots == nil {
@@ -129,23 +165,25 @@ type row struct {
 	ways  int
 }
 
-// rows yields the rows of a Service: for each port and family that for policy Cluster, also if it is nil, and that for
-// policy Local if there is one.
-func (m *mover) rows(s *service.Service) iter.Seq[row] {
-	return func(yield func(row) bool) {
-		for i := range s.Ports {
-			p := &s.Ports[i]
-			for _, family := range ip.Families() {
-				if !s.InFamily(family) {
-					continue
-				}
-				choice := share.Choose(s, p, m.snapshot.Node, family)
-				for _, local := range []bool{false, true} {
-					least := share.NewLeastRow(s, p, m.snapshot.Node, &choice, local)
-					if (!local || least != nil) && !yield(row{least, p, local, waysTo(s, p, family)}) {
-						return
-					}
-				}
+// rows yields the rows of a Service from a number on, and then those before it, each with its number: for each port and
+// family that for policy Cluster, also if it is nil, and that for policy Local if there is one.
+func (m *mover) rows(s *service.Service, from int) iter.Seq2[int, row] {
+	return func(yield func(int, row) bool) {
+		var choice share.Choice
+		families := ip.Families()
+		lists := 2 * len(families) * len(s.Ports)
+		for i := range lists {
+			at := (from + i) % lists
+			p, family, local := &s.Ports[at/2/len(families)], families[at/2%len(families)], at%2 == 1
+			if !s.InFamily(family) {
+				continue
+			}
+			if i == 0 || !local {
+				choice = share.Choose(s, p, m.snapshot.Node, family)
+			}
+			least := share.NewLeastRow(s, p, m.snapshot.Node, &choice, local)
+			if (!local || least != nil) && !yield(at, row{least, p, local, waysTo(s, p, family)}) {
+				return
 			}
 		}
 	}
