@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -330,6 +331,186 @@ func TestLeastConnectionsAffinity(t *testing.T) {
 	// At random a third of the new ones would be 53. The floor is 4 slots of 48, and up to three more stay.
 	if fresh := got["busy"] - old; fresh > 37 {
 		t.Errorf("%d of %d new clients go to the busy endpoint", fresh, clients-old)
+	}
+}
+
+// settledAgain waits for the same after a change.
+func (w *balanced) settledAgain(connections int) {
+	w.Helper()
+	for range 2 { // One may be of before, and one of a count that had begun.
+		select {
+		case r := <-w.reports:
+			w.must(r.Err)
+		case <-time.After(limit):
+			w.Fatal("the Balancer is silent")
+		}
+	}
+	w.settled(connections)
+}
+
+// adjust applies adjustments as they come from the ejection of endpoints and from a slow start.
+func (w *balanced) adjust(name service.Name, ejected, growing *service.Adjusted) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var none service.Adjustments
+	w.builder.SetAdjustments(none.Set(name, ejected))
+	w.builder.SetGrowing(none.Set(name, growing))
+	w.apply()
+}
+
+// tell opens connections one after the other, and returns how many each server has had.
+func (w *balanced) tell(way way, n int) map[string]int {
+	w.Helper()
+	got := map[string]int{}
+	b := make([]byte, 64)
+	for range n {
+		conn, err := way.from.DialFrom(w.Context(), testnet.TCP, "", way.to.String())
+		w.must(err)
+		w.must(conn.SetDeadline(time.Now().Add(limit)))
+		n, err := conn.Read(b)
+		w.must(err)
+		w.must(conn.Close())
+		got[string(b[:n])]++
+	}
+	return got
+}
+
+// TestLeastConnectionsLifecycle: the busy endpoint gets few connections, and whoever may have none gets none, while
+// endpoints are left out, grow, run elsewhere, are drained and terminate, by cluster IP and by node port with policy
+// Local, in each family.
+func TestLeastConnectionsLifecycle(t *testing.T) {
+	const before, after, name = 24, 400, service.Name("a/web")
+	w := newBalanced(t, "busy", "one", "two", "three")
+	text := func(state map[string]string) string {
+		list := ""
+		for _, pod := range w.servers {
+			for _, a := range pod.Addrs {
+				list += fmt.Sprintf("    endpoint %v %s\n", netip.AddrPortFrom(a, port), cmp.Or(state[pod.Name], "n ready serving"))
+			}
+		}
+		return `service a/web created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  cluster-ip fd00:96::1
+  external-policy Local
+  option balance least-connections
+  port t tcp 80 node-port 30080
+` + list
+	}
+	adjusted := func(server int, share service.Share) *service.Adjusted {
+		var list []service.Adjustment
+		for _, a := range w.servers[server].Addrs {
+			list = append(list, service.Adjustment{Share: share, PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
+				Addr: netip.AddrPortFrom(a, port)}})
+		}
+		return service.NewAdjusted(list)
+	}
+	var ways []way
+	for i, cluster := range []string{"10.96.0.1", "fd00:96::1"} {
+		ways = append(ways, way{"cluster IP", w.client.NS, netip.AddrPortFrom(netip.MustParseAddr(cluster), 80)},
+			way{"node port", w.Outside, netip.AddrPortFrom(w.NodeAddrs[i], 30080)})
+	}
+	w.set(text(map[string]string{"one": "n serving", "two": "n serving", "three": "n serving"}))
+	for _, way := range ways {
+		for range before {
+			if got := w.open(way, testnet.TCP); got != "busy" {
+				t.Fatalf("%s leads to %s", way.name, got)
+			}
+		}
+	}
+	// Of those that get connections, the busy one has a quarter of its part, and up to three slots more.
+	const few, none = after * 11 / 50, 0
+	draining := "n serving terminating"
+	for _, c := range []struct {
+		what             string
+		state            map[string]string
+		ejected, growing *service.Adjusted
+		// most bounds what servers get by any way, and byNodePort by node port.
+		most, byNodePort map[string]int
+	}{
+		{what: "all are ready", most: map[string]int{"busy": few}},
+		{what: "one is left out", ejected: adjusted(1, service.NoShare), most: map[string]int{"busy": few, "one": none}},
+		{what: "one grows", growing: adjusted(1, service.ShareOf(1)), most: map[string]int{"busy": few, "one": after / 4}},
+		{what: "one runs elsewhere", state: map[string]string{"one": "m ready serving"}, most: map[string]int{"busy": few},
+			byNodePort: map[string]int{"one": none}},
+		{what: "one is drained", state: map[string]string{"one": "n ready serving weight=0"},
+			most: map[string]int{"busy": few, "one": none}},
+		{what: "the busy one terminates", state: map[string]string{"busy": draining}, most: map[string]int{"busy": none}},
+		{what: "all terminate", state: map[string]string{"busy": draining, "one": draining, "two": draining,
+			"three": draining}, most: map[string]int{"busy": few}},
+		{what: "all are ready again", most: map[string]int{"busy": few}},
+	} {
+		w.set(text(c.state))
+		w.adjust(name, c.ejected, c.growing)
+		w.settledAgain(before * len(ways))
+		for _, way := range ways {
+			got := w.tell(way, after)
+			t.Logf("%s, %s %v: %v", c.what, way.name, way.to, got)
+			for _, pod := range w.servers {
+				most, bounded := c.most[pod.Name]
+				if only, ok := c.byNodePort[pod.Name]; ok && way.name == "node port" {
+					most, bounded = only, true
+				}
+				if n := got[pod.Name]; bounded && n > most || n == 0 && !(bounded && most == 0) {
+					t.Errorf("%s, %s %v: %s gets %d of %d connections", c.what, way.name, way.to, pod.Name, n, after)
+				}
+			}
+		}
+	}
+}
+
+// TestLeastConnectionsAssociations: associations of SCTP count as connections do.
+func TestLeastConnectionsAssociations(t *testing.T) {
+	const before, after = 24, 100
+	w := newBalanced(t, "busy", "idle", "other")
+	list := ""
+	for i, pod := range w.servers {
+		for _, a := range pod.Addrs {
+			serve(t, pod, pod.Name, netip.AddrPortFrom(a, 3868))
+			list += fmt.Sprintf("    endpoint %v n %%[%d]s\n", netip.AddrPortFrom(a, 3868), min(2, 1+i))
+		}
+	}
+	text := func(others string) string {
+		return `service a/web created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  cluster-ip fd00:96::1
+  option balance least-connections
+  port m sctp 3868
+` + fmt.Sprintf(list, "ready serving", others)
+	}
+	open := func(to netip.AddrPort) string {
+		client := socket(t, w.client.NS, to.Addr())
+		t.Cleanup(func() { client.Close() })
+		w.must(connect(client, to, limit))
+		_, err := client.Write([]byte("?"))
+		w.must(err)
+		b := make([]byte, 64)
+		n, err := client.Read(b)
+		w.must(err)
+		server, _, _ := strings.Cut(string(b[:n]), " ")
+		return server
+	}
+	to := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:3868"), netip.MustParseAddrPort("[fd00:96::1]:3868")}
+	w.set(text("serving"))
+	for _, at := range to {
+		for range before {
+			if got := open(at); got != "busy" {
+				t.Fatalf("%v leads to %s", at, got)
+			}
+		}
+	}
+	w.set(text("ready serving"))
+	w.settledAgain(before * len(to))
+	w.stop()
+	for _, at := range to {
+		got := map[string]int{}
+		for range after {
+			got[open(at)]++
+		}
+		t.Logf("%v: %v", at, got)
+		// A third by chance, and 7 slots of 48 at most.
+		if got["busy"] > after/4 || got["idle"] < after/5 || got["other"] < after/5 {
+			t.Errorf("%v: %v", at, got)
+		}
 	}
 }
 
