@@ -25,8 +25,8 @@ func newBalancer(c Config, o outside, w *watch.Watcher, counts *metrics.Metrics)
 		Observe: balanceObserver(o.reporter.log, counts.ObserveBalance)})
 }
 
-// balanceObserver has the log say when counts begin to fail, when they or turns begin to be rare, and when they are rare
-// no longer.
+// balanceObserver has the log say when counts begin to fail, when they or turns begin to be rare, and when they are
+// rare no longer.
 func balanceObserver(log *slog.Logger, count func(balance.Report)) func(balance.Report) {
 	failing, slow := failures{}, false
 	return func(report balance.Report) {

@@ -11,8 +11,8 @@ import (
 	"nftproxy/daemon/balance"
 )
 
-// TestBalanceObserver: the log says once that counts or turns are rare, once that they are often again, and each failure
-// once.
+// TestBalanceObserver: the log says once that counts or turns are rare, once that they are often again, and each
+// failure once.
 // In between it says nothing.
 func TestBalanceObserver(t *testing.T) {
 	var out bytes.Buffer

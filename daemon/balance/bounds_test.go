@@ -96,12 +96,12 @@ func number(s *service.Service) int {
 	return int(a[2])<<8 | int(a[3])
 }
 
-// openOfFirst has 100 connections of each port to its first endpoint.
+// openOfFirst has 100 connections of each port to its first endpoint, and one to the second.
 func openOfFirst(w *served) openTo {
 	open := openTo{}
 	for _, s := range w.snapshot.Services.All() {
 		for i := range s.Ports {
-			open[&s.Ports[i]] = map[netip.AddrPort]int{endpointOf(number(s), 0): 100}
+			open[&s.Ports[i]] = map[netip.AddrPort]int{endpointOf(number(s), 0): 100, endpointOf(number(s), 1): 1}
 		}
 	}
 	return open

@@ -63,9 +63,9 @@ service b/same-cluster-ip created 2025-01-01T00:00:00Z
   endpoint 10.0.0.1:20003 node ready serving
 `
 
-// TestOwner: a connection counts for the Service that has the address and port, if that follows connections: not for the
-// one whose ranges have the port too, or whose node port it would be. When the Service goes, those of the same port count
-// for who has it then.
+// TestOwner: a connection counts for the Service that has the address and port, if that follows connections: not for
+// the one whose ranges have the port too, or whose node port it would be. When the Service goes, those of the same port
+// count for who has it then.
 func TestOwner(t *testing.T) {
 	s, err := gen.ReadSnapshot(strings.NewReader(neighbours))
 	if err != nil {

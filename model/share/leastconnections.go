@@ -14,8 +14,12 @@ const (
 	leastPerEndpoint = 16
 	// leastFloor and leastCap bound what an endpoint may have: a quarter of its part by weight, so that one that was slow
 	// is seen when it no longer is, and twice its part, so that one that fails at once, and therefore holds nothing, gets
-	// twice what it would get at random.
+	// twice what it would get at random. A lower cap would have a new endpoint wait longer for its part.
 	leastFloor, leastCap = 4, 2
+	// leastSeen is from how many connections on, by its part, an endpoint that holds none counts as if it held its part:
+	// it refuses each, is new, or is one of 55 by chance. So one that refuses gets no more than it would at random, and a
+	// little of what others give up. A new one gets its first connection as soon as by chance, and then counts.
+	leastSeen = 4
 	// leastDamping divides the moves: of those that would bring shares to the inverse square of the counts, a step does
 	// every fourth. If all connections are new at each step, all moves would overshoot, and every second one would swing
 	// without end. It also leaves the last three undone, so that chance alone changes little.
@@ -116,6 +120,9 @@ func newLeastRow(loads []Load, size int) *leastRow {
 		part := float64(r.fair[i]) / float64(size)
 		one := part * float64(len(loads)) // 1 if all weigh the same: so nobody holds nothing
 		over := (float64(l.Open) + one) / (part*float64(open) + one)
+		if l.Open == 0 && part*float64(open) >= leastSeen {
+			over = 1
+		}
 		r.relative[i] = over * over / float64(r.fair[i])
 		r.slots[i] = min(max(cmp.Or(l.Slots, r.fair[i]), r.floor(i)), r.cap(i))
 	}

@@ -399,8 +399,8 @@ func TestLeastConnectionsLifecycle(t *testing.T) {
 	adjusted := func(server int, share service.Share) *service.Adjusted {
 		var list []service.Adjustment
 		for _, a := range w.servers[server].Addrs {
-			list = append(list, service.Adjustment{Share: share, PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80,
-				Addr: netip.AddrPortFrom(a, port)}})
+			at := service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.AddrPortFrom(a, port)}
+			list = append(list, service.Adjustment{Share: share, PortEndpoint: at})
 		}
 		return service.NewAdjusted(list)
 	}
