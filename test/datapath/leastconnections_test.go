@@ -458,6 +458,22 @@ func TestLeastConnectionsLifecycle(t *testing.T) {
 	}
 }
 
+// associate has a pod keep associations of SCTP, to each of which it says its name at first.
+func (w *balanced) associate(pod *testnet.Pod, at netip.AddrPort) {
+	listener := listen(w.T, pod.NS, at)
+	w.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			peer, err := accept(listener)
+			if err != nil {
+				return // closed
+			}
+			_, _ = io.WriteString(peer, pod.Name)
+			w.Cleanup(func() { peer.Close() })
+		}
+	}()
+}
+
 // TestLeastConnectionsAssociations: associations of SCTP count as connections do.
 func TestLeastConnectionsAssociations(t *testing.T) {
 	const before, after = 24, 100
@@ -465,7 +481,7 @@ func TestLeastConnectionsAssociations(t *testing.T) {
 	list := ""
 	for i, pod := range w.servers {
 		for _, a := range pod.Addrs {
-			serve(t, pod, pod.Name, netip.AddrPortFrom(a, 3868))
+			w.associate(pod, netip.AddrPortFrom(a, 3868))
 			list += fmt.Sprintf("    endpoint %v n %%[%d]s\n", netip.AddrPortFrom(a, 3868), min(2, 1+i))
 		}
 	}
@@ -481,13 +497,10 @@ func TestLeastConnectionsAssociations(t *testing.T) {
 		client := socket(t, w.client.NS, to.Addr())
 		t.Cleanup(func() { client.Close() })
 		w.must(connect(client, to, limit))
-		_, err := client.Write([]byte("?"))
-		w.must(err)
 		b := make([]byte, 64)
 		n, err := client.Read(b)
 		w.must(err)
-		server, _, _ := strings.Cut(string(b[:n]), " ")
-		return server
+		return string(b[:n])
 	}
 	to := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:3868"), netip.MustParseAddrPort("[fd00:96::1]:3868")}
 	w.set(text("serving"))
