@@ -43,6 +43,8 @@ type world struct {
 	self      *testnet.Pod
 	kubeProxy *child.Process
 	nftproxy  *child.Process
+	// scheduler is kube-proxy's in IPVS mode; "" stands for its default.
+	scheduler string
 	// web and loyal have the same pods, loyal has session affinity; hairpin has the pod self.
 	web, loyal, hairpin service
 	// sources counts the connections that the test has made from each place, pings apart.
@@ -137,13 +139,13 @@ func newWorld(t *testing.T) *world {
 			t.Skipf("make test-kernels PACKAGES=test/ipvs runs this, on machines that have %s", command)
 		}
 	}
-	w := &world{
-		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), dir: t.TempDir(), sources: map[*testnet.Namespace]int{},
-		web:     service{"web", 10, 30080, corev1.ServiceAffinityNone},
-		loyal:   service{"loyal", 11, 30081, corev1.ServiceAffinityClientIP},
-		hairpin: service{"hairpin", 12, 30082, corev1.ServiceAffinityNone},
+	w := newNode(t)
+	w.web = service{"web", 10, 30080, corev1.ServiceAffinityNone}
+	w.loyal = service{"loyal", 11, 30081, corev1.ServiceAffinityClientIP}
+	w.hairpin = service{"hairpin", 12, 30082, corev1.ServiceAffinityNone}
+	for _, s := range []service{w.web, w.loyal, w.hairpin} {
+		w.api.services = append(w.api.services, s.object())
 	}
-	w.makeObjects()
 	var err error
 	w.client, err = w.AddPod("client")
 	must(t, err)
@@ -169,38 +171,45 @@ func newWorld(t *testing.T) *world {
 			}
 		}
 	}
-	w.writeManifests()
-	listener, err := w.Node.Listen(t.Context(), "tcp", "127.0.0.1:8001")
-	must(t, err)
-	server := &http.Server{Handler: &w.api, ReadHeaderTimeout: limit}
-	go server.Serve(listener)
-	t.Cleanup(func() { server.Close() })
-	for _, command := range []string{"iptables", "ip6tables"} {
-		for _, suffix := range []string{"", "-save", "-restore"} {
-			program, err := exec.LookPath("xtables-nft-multi")
-			must(t, errorOr(err, func() error { return os.Symlink(program, filepath.Join(w.dir, command+suffix)) }))
+	w.publish()
+	return w
+}
+
+// newNode makes a node without Services.
+func newNode(t *testing.T) *world {
+	w := &world{T: t, Topology: testnet.NewForTest(t, testnet.Config{}), dir: t.TempDir(),
+		sources: map[*testnet.Namespace]int{}}
+	var addresses []corev1.NodeAddress
+	for _, a := range w.NodeAddrs {
+		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	}
+	w.api.node = corev1.Node{TypeMeta: kind("Node", "v1"), ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1"},
+		Status: corev1.NodeStatus{Addresses: addresses}}
+	if program, err := exec.LookPath("xtables-nft-multi"); err == nil {
+		for _, command := range []string{"iptables", "ip6tables"} {
+			for _, suffix := range []string{"", "-save", "-restore"} {
+				must(t, os.Symlink(program, filepath.Join(w.dir, command+suffix)))
+			}
 		}
 	}
 	return w
 }
 
-func errorOr(err error, next func() error) error {
-	if err != nil {
-		return err
+// publish has the API server and the manifests ready for the proxies.
+func (w *world) publish() {
+	must(w.T, os.Mkdir(filepath.Join(w.dir, "manifests"), 0o755))
+	w.writeManifest("node", w.api.node)
+	for _, s := range w.api.services {
+		w.writeManifest("service-"+s.Name, s)
 	}
-	return next()
-}
-
-func (w *world) makeObjects() {
-	var addresses []corev1.NodeAddress
-	for _, a := range w.NodeAddrs {
-		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	for _, s := range w.api.slices {
+		w.writeManifest("slice-"+s.Name, s)
 	}
-	w.api.node = corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1"},
-		Status: corev1.NodeStatus{Addresses: addresses}}
-	for _, s := range []service{w.web, w.loyal, w.hairpin} {
-		w.api.services = append(w.api.services, s.object())
-	}
+	listener, err := w.Node.Listen(w.Context(), "tcp", "127.0.0.1:8001")
+	must(w.T, err)
+	server := &http.Server{Handler: &w.api, ReadHeaderTimeout: limit}
+	go server.Serve(listener)
+	w.Cleanup(func() { server.Close() })
 }
 
 func (s service) object() corev1.Service {
@@ -256,24 +265,13 @@ func endpointSlice(service, pod string, a netip.Addr) discoveryv1.EndpointSlice 
 	return slice
 }
 
-// writeManifests writes what the API server has, for nftproxy.
-func (w *world) writeManifests() {
-	dir := filepath.Join(w.dir, "manifests")
-	must(w.T, os.Mkdir(dir, 0o755))
-	node := w.api.node
-	node.TypeMeta = kind("Node", "v1")
-	objects := []any{node}
-	for _, s := range w.api.services {
-		objects = append(objects, s)
-	}
-	for _, s := range w.api.slices {
-		objects = append(objects, s)
-	}
-	for i, o := range objects {
-		text, err := yaml.Marshal(o)
-		must(w.T, err)
-		must(w.T, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), text, 0o644))
-	}
+// writeManifest writes an object for nftproxy, in place of that of this name.
+func (w *world) writeManifest(name string, object any) {
+	text, err := yaml.Marshal(object)
+	must(w.T, err)
+	file := filepath.Join(w.dir, "new.yaml")
+	must(w.T, os.WriteFile(file, text, 0o644))
+	must(w.T, os.Rename(file, filepath.Join(w.dir, "manifests", name+".yaml")))
 }
 
 func (w *world) startKubeProxy(mode string) {
@@ -289,7 +287,7 @@ mode: ` + mode + `
 clientConnection: {kubeconfig: ` + filepath.Join(w.dir, "kubeconfig") + `, contentType: application/json, acceptContentTypes: application/json}
 clusterCIDR: "` + w.ClusterCIDRs[0].String() + "," + w.ClusterCIDRs[1].String() + `"
 conntrack: {maxPerCore: 0}
-ipvs: {excludeCIDRs: [203.0.113.0/24]}
+ipvs: {scheduler: "` + w.scheduler + `", excludeCIDRs: [203.0.113.0/24]}
 `
 	must(w.T, os.WriteFile(filepath.Join(w.dir, "kubeconfig"), []byte(kubeconfig), 0o600))
 	must(w.T, os.WriteFile(filepath.Join(w.dir, "config.conf"), []byte(config), 0o600))

@@ -149,7 +149,7 @@ func wantedModules() []string {
 		"ip_set_hash_ipportnet",
 		"ip_set_bitmap_port", "xt_recent", "xt_limit", "xt_LOG", "xt_socket", "xt_TPROXY", "xt_physdev", "xt_u32",
 		"ipt_REJECT",
-		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", "ip_vs_wlc",
+		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", "ip_vs_wlc", "ip_vs_lc",
 		"sctp", "hmac", "md5", // with the signatures of its cookies
 	}
 }
