@@ -69,7 +69,7 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 	hack/fuzz.sh
 
 .PHONY: test-kernels
-test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/evidence/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some, ARCH=arm64 for the other architecture, both without the page
+test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1, 6.12 and the newest of its backports in virtual machines of qemu, and write the matrix of docs/evidence/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some, ARCH=arm64 for the other architecture, both without the page
 	$(if $(findstring test/ipvs,$(PACKAGES)),hack/build-tools.sh kube-proxy)
 	$(GO) run ./test/cmd/matrix kernels $(if $(USER_MODE),--user-mode) $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/evidence/kernels.md))
 

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +40,7 @@ func (c *machineConfig) enterRoot() error {
 	if err := mount("overlay", root, "overlay", 0, "lowerdir=/,upperdir="+upper+",workdir="+work); err != nil {
 		return err
 	}
-	for _, step := range []func(string) error{mountSystem, mountCgroups, c.mountDisk, c.writeFiles, c.coverSysctls,
+	for _, step := range []func(string) error{mountSystem, showClockSpeed, mountCgroups, c.mountDisk, c.writeFiles, c.coverSysctls,
 		pivot} {
 		if err := step(root); err != nil {
 			return err
@@ -65,6 +67,22 @@ func mountSystem(root string) error {
 		}
 	}
 	return nil
+}
+
+// showClockSpeed shows some speed of the processors where the kernel tells none, as one for user mode: the kubelet does
+// not start without it (cAdvisor).
+func showClockSpeed(root string) error {
+	file := filepath.Join(root, "proc/cpuinfo")
+	text, err := os.ReadFile(file)
+	if err != nil || bytes.Contains(text, []byte("MHz")) {
+		return err
+	}
+	cover := filepath.Join(root, "run", "cpuinfo")
+	text = regexp.MustCompile(`(?m)^processor.*$`).ReplaceAll(text, []byte("$0\ncpu MHz\t\t: 1000.000"))
+	if err := os.WriteFile(cover, text, 0o444); err != nil {
+		return err
+	}
+	return mount(cover, file, "", unix.MS_BIND, "")
 }
 
 // mountCgroups shows the hierarchies of this computer where the machine expects
