@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -142,5 +143,53 @@ func TestManyPodCIDRs(t *testing.T) {
 	if len(p.list) != 1 || p.list[0].Field != "spec.podCIDRs[8]" || !strings.Contains(p.list[0].Error(),
 		"8 ranges of a family at most") {
 		t.Errorf("problems %v", p.list)
+	}
+}
+
+// TestStrangePods: an endpoint of this node outside of its podCIDRs is a problem where these tell what is a pod, once,
+// in whatever order the objects come. An endpoint of another node is none, and neither is a process of the node.
+func TestStrangePods(t *testing.T) {
+	addrs := func(texts ...string) (list []netip.Addr) {
+		for _, text := range texts {
+			list = append(list, netip.MustParseAddr(text))
+		}
+		return list
+	}
+	// The slice has 10.0.0.1 on node-0 and 10.0.0.2 on node-1.
+	for name, test := range map[string]struct {
+		podCIDR string
+		own     []netip.Addr
+		off     bool
+		want    int
+	}{
+		"outside":          {podCIDR: "10.244.1.0/24", own: addrs("192.168.0.2"), want: 1},
+		"inside":           {podCIDR: "10.0.0.0/31", own: addrs("192.168.0.2")},
+		"the node's own":   {podCIDR: "10.244.1.0/24", own: addrs("192.168.0.2", "10.0.0.1")},
+		"another mode":     {podCIDR: "10.244.1.0/24", own: addrs("192.168.0.2"), off: true},
+		"no address known": {podCIDR: "10.244.1.0/24"},
+	} {
+		events := []func(*index){
+			func(ix *index) { ix.setNode(convertNode(nodeWithPods(test.podCIDR))) },
+			func(ix *index) { ix.setHostAddresses(test.own, nil, nil) },
+			func(ix *index) { ix.setSlice(convertSlice(uniformSlice(0, 2))) },
+		}
+		for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+			ix := newIndex("node-0")
+			ix.options.AwaitPodCIDRs = !test.off
+			for range 2 {
+				for _, i := range order {
+					events[i](ix)
+				}
+			}
+			got := 0
+			for _, p := range ix.problems {
+				if errors.Is(p.Err, ErrStrangePods) {
+					got++
+				}
+			}
+			if got != test.want {
+				t.Errorf("%s, in the order %v: %d problems, want %d", name, order, got, test.want)
+			}
+		}
 	}
 }

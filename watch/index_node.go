@@ -17,6 +17,8 @@ type nodeState struct {
 	expected bool
 	// foreign says that none of the Node's addresses is on an interface of this host.
 	foreign bool
+	// strange says that a pod of this node is outside of its podCIDRs, by which pods are recognized.
+	strange bool
 	// seen is closed when the Node has come, podCIDRs when it has had podCIDRs.
 	seen, podCIDRs chan struct{}
 }
@@ -59,6 +61,7 @@ func (ix *index) setNode(n *nodeObject) {
 		closeOnce(ix.node.podCIDRs)
 	}
 	ix.doubtNode()
+	ix.doubtPods(ix.knownSlices())
 }
 
 // doubtNode reports a Node none of whose addresses is on an interface here: it may be another node's. It does so once,
@@ -71,6 +74,27 @@ func (ix *index) doubtNode() {
 		ix.reportNode("status.addresses", fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses))
 	}
 	ix.node.foreign = foreign
+}
+
+// doubtPods reports an endpoint of this node that is no process of the node itself and outside of the podCIDRs, where
+// these tell what is a pod. It does so once.
+func (ix *index) doubtPods(list []*sliceObject) {
+	node := ix.builder.Node()
+	if !ix.options.AwaitPodCIDRs || ix.node.strange || len(node.PodCIDRs) == 0 || len(node.HostAddresses) == 0 {
+		return
+	}
+	for _, s := range list {
+		for e := range s.endpoints.All() {
+			a := e.Addr.Addr()
+			if e.Node != node.Name || slices.Contains(node.HostAddresses, a) || slices.Contains(node.Addresses, a) ||
+				slices.ContainsFunc(node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				continue
+			}
+			ix.node.strange = true
+			ix.reportNode("spec.podCIDRs", fmt.Errorf("%w: %v, as %v", ErrStrangePods, node.PodCIDRs, a))
+			return
+		}
+	}
 }
 
 // SetSettings puts other settings in force, with the next snapshot. It may be called at

@@ -81,6 +81,9 @@ var (
 	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), and the proxy is to recognize pods by
 	// them.
 	ErrNoPodCIDRs = errors.New("none that is usable")
+	// ErrStrangePods: pods of the node are not recognized.
+	ErrStrangePods = errors.New("pods of this node have addresses outside, so that their connections to cluster IPs are " +
+		"masqueraded: use another --detect-local-mode")
 	// ErrExternalIPsIgnored: no Service gets addresses by spec.externalIPs.
 	ErrExternalIPsIgnored = errors.New("ignored: the feature gate AllowServiceExternalIPs is off")
 )
