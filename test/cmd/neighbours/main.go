@@ -37,6 +37,8 @@ func run(ctx context.Context, args []string) error {
 	flags.IntVar(&s.atOnce, "at-once", 200, "`number` of flows of a table that are asked at a time")
 	flags.BoolVar(&s.quiet, "quiet", false, "make no load: the table of flows alone decides")
 	flags.IntVar(&s.attempts, "attempts", 1, "how often a neighbour is tried until it works")
+	flags.StringVar(&s.calico, "calico", "", "`folder` with a checkout of Calico's repository, of which Felix is built; "+
+		"without it the neighbours called calico are left out")
 	docs := flags.String("docs", "docs", "folder of neighbours.md and of the folder neighbours with the results")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -46,7 +48,9 @@ func run(ctx context.Context, args []string) error {
 			return name == o || strings.HasPrefix(name, o+"-")
 		})
 	}
-	chosen := slices.DeleteFunc(neighbours(), func(n neighbour) bool { return other(n.name) })
+	chosen := slices.DeleteFunc(neighbours(), func(n neighbour) bool {
+		return other(n.name) || n.calico != "" && s.calico == ""
+	})
 	clusters := slices.DeleteFunc(clusterNeighbours(), func(n clusterNeighbour) bool { return other(n.name) })
 	if len(chosen)+len(clusters) == 0 {
 		return fmt.Errorf("no neighbour is called %q", *only)

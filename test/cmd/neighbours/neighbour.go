@@ -71,6 +71,10 @@ type neighbour struct {
 	modules map[string]string
 	// policies are objects of a Kubernetes API server on the node, which the program asks; empty if it asks none.
 	policies string
+	// calico are objects of Calico's Felix, of trialSetup.calico, which the program then is; empty if it is another one.
+	// changes are those that its etcd gets with an event, by the event's name.
+	calico  string
+	changes map[string]string
 	// tool is a program of hack/build-tools.sh, which is in the system's root folder; empty for none.
 	tool string
 }

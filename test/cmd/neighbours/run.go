@@ -66,6 +66,13 @@ func try(ctx context.Context, n neighbour, s trialSetup) (r result, err error) {
 		}
 		s.tree = filepath.Dir(path) + ":" + s.tree
 	}
+	if n.calico != "" {
+		folder, version, err := buildFelix(ctx, s.calico)
+		if err != nil {
+			return result{}, err
+		}
+		s.tree, n.programs = folder+":"+s.tree, append(n.programs, version)
+	}
 	if n.record != nil {
 		s.share = followAll
 	}
@@ -157,6 +164,14 @@ func (w *world) prepare(ctx context.Context, n neighbour) error {
 			return err
 		}
 	}
+	if n.calico != "" {
+		if err := w.startStore(ctx); err != nil {
+			return err
+		}
+		if err := w.store(ctx, n.calico); err != nil {
+			return err
+		}
+	}
 	if _, err := w.system.run(ctx, n.prepare); err != nil {
 		return err
 	}
@@ -199,6 +214,9 @@ func (w *world) event(ctx context.Context, n neighbour, e event) (err error) {
 		if _, err := w.peers[i].run(ctx, p.before[e.Name]); err != nil {
 			return err
 		}
+	}
+	if err := w.store(ctx, n.changes[e.Name]); err != nil {
+		return err
 	}
 	if _, err := w.system.run(ctx, e.Script); err != nil {
 		return err

@@ -33,6 +33,8 @@ type trialSetup struct {
 	// long is how long a flow may take that had no answer at once, and a connection of the load. On a busy machine it has
 	// to be more.
 	long time.Duration
+	// calico is the folder of a checkout of Calico's repository; empty if there is none.
+	calico string
 	// attempts is how often a neighbour is tried until its verdict is good.
 	attempts int
 	// atOnce is how many flows of a table are asked at a time.
