@@ -138,7 +138,7 @@ soak: build ## random events for SOAK=1h under traffic, and the tables checked a
 .PHONY: neighbours
 neighbours: build ## run nftproxy beside real firewalls and other programs of a node, and write docs/neighbours.md; NEIGHBOUR=firewalld for one; as root
 	$(GO) build -o bin/neighbours ./test/cmd/neighbours
-	bin/neighbours $(if $(NEIGHBOUR),--only=$(NEIGHBOUR))
+	bin/neighbours $(if $(NEIGHBOUR),--only=$(NEIGHBOUR)) $(if $(CALICO),--calico=$(CALICO))
 
 .PHONY: neighbours-short
 neighbours-short: build ## run nftproxy beside two real programs of a node, without load, as CI does: no page is written

@@ -1,8 +1,8 @@
 # felix.sh attach POD IPV4 IPV6 | start MODE NODE OTHER-IPV4 OTHER-IPV6 DEVICE DEVICE6 | has MODE TEXT | kill
 #
 # attach does with a pod's interface what Calico's CNI plugin does on a node: its name, by which Felix knows the pod,
-# the answers to ARP for the pod's gateway, and the routes. start ends when Felix' rules are there, and its routes to the
-# other node's blocks, and has when they have the text.
+# the answers to ARP for the pod's gateway, and the routes. start ends when Felix' rules are there, and its routes to
+# the other node's blocks, and has when they have the text.
 set -e
 
 # await asks with a command until that succeeds. If Felix has ended, or is too slow, it shows what Felix said.

@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string) error {
 	flags.BoolVar(&s.quiet, "quiet", false, "make no load: the table of flows alone decides")
 	flags.IntVar(&s.attempts, "attempts", 1, "how often a neighbour is tried until it works")
 	flags.StringVar(&s.calico, "calico", "", "`folder` with a checkout of Calico's repository, of which Felix is built; "+
-		"without it the neighbours called calico are left out")
+		"without it the neighbours that need it are left out")
 	docs := flags.String("docs", "docs", "folder of neighbours.md and of the folder neighbours with the results")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string) error {
 	})
 	clusters := slices.DeleteFunc(clusterNeighbours(), func(n clusterNeighbour) bool { return other(n.name) })
 	if len(chosen)+len(clusters) == 0 {
-		return fmt.Errorf("no neighbour is called %q", *only)
+		return fmt.Errorf("no neighbour is called %q, or each needs --calico", *only)
 	}
 	var err error
 	if s.binary, err = filepath.Abs(s.binary); err != nil {

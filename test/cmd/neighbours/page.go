@@ -125,9 +125,9 @@ func (r result) text() string {
 const head = `# Beside other programs
 
 Does nftproxy work beside programs that set packet filter rules or addresses, or listen to packets? Each row is from a
-run of the real program, Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column links
-to all results. On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* are the cluster's ranges of pod
-addresses. *Also with flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections
+run of the real program, two of Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column
+links to all results. On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* are the cluster's ranges of
+pod addresses. *Also with flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections
 was the same, and nftproxy saw each once.
 
 `
@@ -144,7 +144,7 @@ func untried() []string {
 		"kube-router's tunnels (`--overlay-type=full`, or nodes on several networks)",
 		"MetalLB's mode for BGP, and its webhook", "kube-vip", "the binary of NodeLocal DNSCache",
 		"iptables-legacy under any of these",
-		"Calico's own binaries, routes and tunnels",
+		"Calico's CNI plugin, BGP, IPIP and flowtable",
 	}
 }
 
