@@ -10,9 +10,9 @@ await() {
 	left=500
 	until "$@" >/dev/null 2>&1; do
 		left=$((left - 1))
-		if [ $left = 0 ] || ! pidof calico-felix >/dev/null; then
+		if [ $left = 0 ] || ! kill -0 "$(cat /run/felix.pid)"; then
 			echo "never: $*"
-			grep -v INFO /tmp/felix.log | tail -n 20
+			tail -n 20 /tmp/felix.log
 			exit 1
 		fi
 		sleep 0.1
@@ -52,6 +52,7 @@ start)
 		FELIX_LOGSEVERITYSCREEN=Info FELIX_LOGFILEPATH=none FELIX_LOGSEVERITYFILE=none FELIX_LOGSEVERITYSYS=none \
 		FELIX_XDPENABLED=false FELIX_DebugSkipCTLBCleanup=true
 	/calico-felix >>/tmp/felix.log 2>&1 &
+	echo $! >/run/felix.pid
 	await busybox wget -q -O /dev/null http://127.0.0.1:9099/readiness
 	await leads "$4" "$6"
 	await leads6 "$5" "$7"
