@@ -56,6 +56,52 @@ spec:
   - {action: Allow, protocol: UDP, destination: {ports: [32100]}}
 `
 
+// hostPolicies are about the node's own interface, by the ports of pods that they leave open to the client outside, and
+// the port of the node whose connections are not tracked. Felix itself leaves the port of etcd open.
+const hostPolicies = `---
+kind: HostEndpoint
+metadata: {name: node-1, labels: {host: node-1}}
+spec: {node: node-1, interfaceName: eth0, expectedIPs: [192.168.100.1, "fd00:100::1"]}
+---
+kind: GlobalNetworkPolicy
+metadata: {name: default.untracked}
+spec:
+  tier: default
+  selector: host == 'node-1'
+  doNotTrack: true
+  applyOnForward: true
+  types: [Ingress, Egress]
+  ingress: [{action: Allow, protocol: TCP, destination: {ports: [32100]}}]
+  egress: [{action: Allow, protocol: TCP, source: {ports: [32100]}}]
+---
+kind: GlobalNetworkPolicy
+metadata: {name: default.pre-dnat}
+spec:
+  tier: default
+  selector: host == 'node-1'
+  preDNAT: true
+  applyOnForward: true
+  types: [Ingress]
+  ingress:
+  - {action: Allow, protocol: TCP, destination: {ports: ["30000:32767", 80, 90, %[1]s]}}
+  - {action: Allow, protocol: UDP, destination: {ports: ["30000:32767", 80, 90, %[1]s]}}
+  - {action: Deny, protocol: TCP}
+  - {action: Deny, protocol: UDP}
+---
+kind: GlobalNetworkPolicy
+metadata: {name: default.own}
+spec:
+  tier: default
+  selector: host == 'node-1'
+  types: [Ingress, Egress]
+  ingress:
+  - {action: Allow, protocol: TCP, destination: {ports: ["30000:32767"]}}
+  - {action: Allow, protocol: UDP, destination: {ports: ["30000:32767"]}}
+  - {action: Allow, protocol: ICMP}
+  - {action: Allow, protocol: ICMPv6}
+  egress: [{action: Allow}]
+`
+
 // buildFelix builds Felix from a checkout of Calico's repository, in which alone its module can be built. It returns
 // the folder of the binary, and the version.
 func buildFelix(ctx context.Context, checkout string) (folder, version string, err error) {
@@ -185,19 +231,43 @@ type route struct{ encapsulation, device, device6 string }
 func plain() route { return route{"Never", "eth0", "eth0"} }
 func vxlan() route { return route{"Always", "vxlan.calico", "vxlan-v6.calico"} }
 
-// felixes are rows about Felix itself.
-func felixes() []neighbour {
+// agents enforce network policies by rules of the node.
+func agents() []neighbour {
 	return []neighbour{
-		felix("calico-nftables", "Felix in nftables mode, with its plain routes: policies, natOutgoing", "Enabled", plain(),
+		felix("calico-nftables", "Felix in nftables mode, with its plain routes: policies, natOutgoing", nftablesMode,
+			plain(), podPolicies,
 			"Policies go by pods' addresses and ports: `egress` to a cluster IP matches nothing.",
 			"[What it does when kube-proxy's rules go](migrate.md#calico)."),
-		felix("calico-vxlan", "the same with VXLAN", "Enabled", vxlan()),
+		felix("calico-vxlan", "the same with VXLAN", nftablesMode, vxlan(), podPolicies),
+		felix("calico-iptables", "the same in iptables mode", iptablesMode, vxlan(), podPolicies),
+		felix("calico-host", "Felix in nftables mode, with a host endpoint: policies for the node's ports, preDNAT, and "+
+			"doNotTrack for one of them", nftablesMode, plain(), hostPolicies,
+			"A node port with doNotTrack refuses connections: untracked packets are not translated."),
 	}
 }
 
+// Values of Felix' setting nftablesMode.
+const nftablesMode, iptablesMode = "Enabled", "Disabled"
+
+// counters is Felix' own record: what its rules have counted that packets of new connections alone reach, those of
+// policies and of natOutgoing. How many packets reach others, which Felix' own connections do too, differs.
+func counters(mode string) func(context.Context, *world) (string, error) {
+	script := `for f in ip ip6; do nft list table $f calico; done | awk '
+	/^\tchain/ { chain = $2 }
+	!/counter packets/ || /icmp/ || /ct state/ { next }
+	chain ~ /-cali-p[io]-/ && /tcp|udp/ || chain ~ /-cali-[tf]w-/ && / drop/ || chain ~ /-cali-nat-outgoing$/ {
+		print chain ":" $0
+	}'`
+	if mode == iptablesMode {
+		script = `for s in iptables-save ip6tables-save; do $s -c; done | grep -v -e icmp -e ctstate |
+	grep -E -e '-A cali-p[io]-.* -p (tcp|udp) ' -e '-A cali-[tf]w-.* -j DROP' -e '-A cali-nat-outgoing '`
+	}
+	return func(ctx context.Context, w *world) (string, error) { return w.system.run(ctx, script) }
+}
+
 // felix is a row about Felix on both nodes. Its policies leave a range of ports open.
-func felix(name, what, mode string, by route, notes ...string) neighbour {
-	policies := func(first, last int) string { return fmt.Sprintf(podPolicies, fmt.Sprintf(`"%d:%d"`, first, last)) }
+func felix(name, what, mode string, by route, policies string, notes ...string) neighbour {
+	open := func(first, last int) string { return fmt.Sprintf(policies, fmt.Sprintf(`"%d:%d"`, first, last)) }
 	start := func(node, block, block6 string) string {
 		return strings.Join([]string{"sh /tmp/felix.sh start", mode, node, block, block6, by.device, by.device6}, " ") + "\n"
 	}
@@ -215,13 +285,13 @@ func felix(name, what, mode string, by route, notes ...string) neighbour {
 	return neighbour{
 		name: name, program: "Calico", what: what,
 		packages: []string{"conntrack", "ipset", "iptables", "kmod", "nftables"},
-		calico:   strings.ReplaceAll(calicoObjects, "ENCAPSULATION", by.encapsulation) + policies(podPort, podPort+1),
+		calico:   strings.ReplaceAll(calicoObjects, "ENCAPSULATION", by.encapsulation) + open(podPort, podPort+1),
 		prepare:  install + attach("near", "10.244.0.10", "fd00:244::10") + attach("pod", "10.244.0.2", "fd00:244::2"),
 		peers:    []peer{{start: install + attach("far", "10.244.1.10", "fd00:244:0:1::10") + there}},
 		events: []event{{nameStart, here}, {"restarts", kill + here},
 			{change, "sh /tmp/felix.sh has " + mode + " 8999\n"}},
-		changes: map[string]string{change: policies(8000, 8999)},
-		stop:    event{"ends, and leaves its rules", kill}, notes: notes,
+		changes: map[string]string{change: open(8000, 8999)},
+		stop:    event{"ends, and leaves its rules", kill}, notes: notes, record: counters(mode),
 		// One node after the other gets its routes.
 		drops: []string{nameStart},
 	}

@@ -125,10 +125,10 @@ func (r result) text() string {
 const head = `# Beside other programs
 
 Does nftproxy work beside programs that set packet filter rules or addresses, or listen to packets? Each row is from a
-run of the real program, two of Calico's of rules like its own ([how](evidence/neighbours/README.md)). The first column
-links to all results. On a node, ` + "`nftproxy check`" + ` names what needs a setting. *PODS* are the cluster's ranges of
-pod addresses. *Also with flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections
-was the same, and nftproxy saw each once.
+run of the real program ([how](evidence/neighbours/README.md)). The first column links to all results. On a node,
+` + "`nftproxy check`" + ` names what needs a setting. *PODS* are the cluster's ranges of pod addresses. *Also with
+flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections was the same, and nftproxy
+saw each once.
 
 `
 
