@@ -259,7 +259,7 @@ func counters(mode string) func(context.Context, *world) (string, error) {
 		print chain ":" $0
 	}'`
 	if mode == iptablesMode {
-		script = `for s in iptables-save ip6tables-save; do $s -c; done | grep -v -e icmp -e ctstate |
+		script = `for s in iptables-save ip6tables-save; do $s -c 2>/dev/null; done | grep -v -e icmp -e ctstate |
 	grep -E -e '-A cali-p[io]-.* -p (tcp|udp) ' -e '-A cali-[tf]w-.* -j DROP' -e '-A cali-nat-outgoing '`
 	}
 	return func(ctx context.Context, w *world) (string, error) { return w.system.run(ctx, script) }
