@@ -5,9 +5,9 @@
 // node of package testnet, and nothing of this computer. Calico's Felix is built of a checkout of its repository.
 //
 // Each is run twice. Alone, it says which packets it lets pass between the same places, and what it loses. Beside
-// nftproxy, the same table of flows is asked after each event, under a steady load. What the program does not forbid has
-// to work as without it, what it forbids has to stay forbidden, and no connection may be lost where the program alone
-// loses none.
+// nftproxy, the same table of flows is asked after each event, under a steady load. What the program does not forbid
+// has to work as without it, what it forbids has to stay forbidden, and no connection may be lost where the program
+// alone loses none.
 //
 // A program that keeps a record of packets or connections runs beside nftproxy that follows all connections: the record
 // has to be the same as without that, and nftproxy has to have seen each connection once.

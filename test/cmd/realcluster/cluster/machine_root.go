@@ -40,8 +40,8 @@ func (c *machineConfig) enterRoot() error {
 	if err := mount("overlay", root, "overlay", 0, "lowerdir=/,upperdir="+upper+",workdir="+work); err != nil {
 		return err
 	}
-	for _, step := range []func(string) error{mountSystem, showClockSpeed, mountCgroups, c.mountDisk, c.writeFiles, c.coverSysctls,
-		pivot} {
+	for _, step := range []func(string) error{mountSystem, showClockSpeed, mountCgroups, c.mountDisk, c.writeFiles,
+		c.coverSysctls, pivot} {
 		if err := step(root); err != nil {
 			return err
 		}
