@@ -56,7 +56,7 @@ func steps() []step {
 }
 
 // stepTimeout bounds each step. A kubelet looks at a ConfigMap about every minute.
-const stepTimeout = 10 * time.Minute
+const stepTimeout = 30 * time.Minute
 
 // Migrate takes all steps in turn, and writes a line for each. It ends at the first that
 // fails, since the others rest on it. A request that fails in a step fails the step.

@@ -30,7 +30,7 @@ const Namespace = "smoke"
 
 // timeout bounds the start and the end of the pods, and each smoke test: pods end after 15 s or more, one after the
 // other.
-const timeout = 5 * time.Minute
+const timeout = 20 * time.Minute
 
 // Web is a web server of three pods, and a client pod on each node.
 type Web struct {
