@@ -273,7 +273,7 @@ func (ix *index) setSlice(s *sliceObject) {
 	ix.noteHeadless(old, s)
 	ix.noteUnowned(old, s)
 	reportNew(ix, old, s)
-	ix.doubtPods([]*sliceObject{s})
+	ix.doubtPods(slices.Values([]*sliceObject{s}))
 	if old == nil {
 		ix.noteTrigger(s)
 		ix.attachSlice(s)
@@ -371,7 +371,7 @@ func (ix *index) setHostAddresses(addrs, shared, broadcast []netip.Addr) {
 	ix.builder.SetNode(node)
 	ix.unprotected = true
 	ix.doubtNode()
-	ix.doubtPods(ix.knownSlices())
+	ix.doubtPods(maps.Values(ix.slices))
 }
 
 // flush rebuilds the dirty Services that nothing holds, and returns the new snapshot.

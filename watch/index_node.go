@@ -2,6 +2,8 @@ package watch
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -61,7 +63,7 @@ func (ix *index) setNode(n *nodeObject) {
 		closeOnce(ix.node.podCIDRs)
 	}
 	ix.doubtNode()
-	ix.doubtPods(ix.knownSlices())
+	ix.doubtPods(maps.Values(ix.slices))
 }
 
 // doubtNode reports a Node none of whose addresses is on an interface here: it may be another node's. It does so once,
@@ -78,12 +80,12 @@ func (ix *index) doubtNode() {
 
 // doubtPods reports an endpoint of this node that is no process of the node itself and outside of the podCIDRs, where
 // these tell what is a pod. It does so once.
-func (ix *index) doubtPods(list []*sliceObject) {
+func (ix *index) doubtPods(list iter.Seq[*sliceObject]) {
 	node := ix.builder.Node()
 	if !ix.options.AwaitPodCIDRs || ix.node.strange || len(node.PodCIDRs) == 0 || len(node.HostAddresses) == 0 {
 		return
 	}
-	for _, s := range list {
+	for s := range list {
 		for e := range s.endpoints.All() {
 			a := e.Addr.Addr()
 			if e.Node != node.Name || slices.Contains(node.HostAddresses, a) || slices.Contains(node.Addresses, a) ||
