@@ -127,7 +127,8 @@ const head = `# Beside other programs
 Does nftproxy work beside programs that set packet filter rules or addresses, or listen to packets? Each row is from a
 run of the real program ([how](evidence/neighbours/README.md)). The first column links to all results. On a node,
 ` + "`nftproxy check`" + ` names what needs a setting. *PODS* are the cluster's ranges of pod addresses. *Also with
-flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections was the same, and nftproxy
+flows*: with [` + "`--nftproxy-flows=1/1`" + `](flows.md) its own record of the same connections ` +
+	`was the same, and nftproxy
 saw each once.
 
 `
