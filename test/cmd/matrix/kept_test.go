@@ -43,7 +43,7 @@ func TestKept(t *testing.T) {
 		}
 	}
 	all := defaultPackages()
-	for i, r := range o.releases() {
+	for i, r := range o.releases {
 		if page, said := write(); !strings.Contains(said, "on kernel "+r.series) || page != before {
 			t.Fatalf("after %d kernels: %q, %q", i, page, said)
 		}
@@ -70,5 +70,22 @@ func TestKept(t *testing.T) {
 	}
 	if strings.Contains(page, "another/package") {
 		t.Errorf("a package that is not of the matrix is on the page:\n%s", page)
+	}
+}
+
+// TestKernels: each series is known, also without iptables, and a mistyped one is an error that names it.
+func TestKernels(t *testing.T) {
+	o, err := parse([]string{"--kernels=newest-nf_tables,5.10"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(o.releases) != 2 || len(o.releases[0].lacks) == 0 || o.releases[1].name != "bullseye" {
+		t.Errorf("%+v", o.releases)
+	}
+	for _, series := range []string{"6.13", "", "5.10-nf_tables-nf_tables"} {
+		if _, err := parse([]string{"--kernels=6.12," + series}); err == nil ||
+			!strings.Contains(err.Error(), "kernel "+series+" is") {
+			t.Errorf("%q: %v", series, err)
+		}
 	}
 }

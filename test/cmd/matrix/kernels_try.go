@@ -20,6 +20,7 @@ import (
 
 // options are the command's flags.
 type options struct {
+	releases          []release
 	kernels, packages []string
 	arch              string
 	tests, logs, page string
@@ -58,6 +59,13 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
 	if err := f.Parse(args); err != nil {
 		return o, err
+	}
+	for _, series := range o.kernels {
+		r, err := findRelease(series)
+		if err != nil {
+			return o, err
+		}
+		o.releases = append(o.releases, r)
 	}
 	if o.arch != "amd64" { // the page is about amd64
 		o.logs = filepath.Join(o.logs, o.arch)
@@ -100,7 +108,7 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	var columns []column
-	for _, r := range o.releases() {
+	for _, r := range o.releases {
 		m := machine{target: t, qemu: qemu, cpus: o.cpus, memory: 3072, kvm: o.kvm, counted: o.counted,
 			userMode: o.userMode}
 		c, err := try(ctx, o, r, m, cache, commands, built, out)
@@ -117,11 +125,6 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 	return o.report(columns, out)
 }
 
-// releases are those whose kernels to try.
-func (o options) releases() []release {
-	return slices.DeleteFunc(releases(), func(r release) bool { return !slices.Contains(o.kernels, r.series) })
-}
-
 // packagesOn are the packages whose tests to run on a release's kernel.
 func (o options) packagesOn(r release) []string {
 	if o.packages != nil {
@@ -132,7 +135,7 @@ func (o options) packagesOn(r release) []string {
 
 // allPackages are those of all releases.
 func (o options) allPackages() (all []string) {
-	for _, r := range o.releases() {
+	for _, r := range o.releases {
 		for _, p := range o.packagesOn(r) {
 			if !slices.Contains(all, p) {
 				all = append(all, p)
@@ -144,9 +147,6 @@ func (o options) allPackages() (all []string) {
 
 // report prints the matrix, and puts it on its page. Failed tests are an error.
 func (o options) report(columns []column, out io.Writer) error {
-	if len(columns) == 0 {
-		return fmt.Errorf("none of the kernels %s is known", strings.Join(o.kernels, " and "))
-	}
 	text := matrix(columns)
 	fmt.Fprintf(out, "\n%s", text)
 	if o.page != "" {
