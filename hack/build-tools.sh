@@ -130,6 +130,7 @@ pinned() (
 
 for name in "$@"; do
 	source_of "$name"
+	[ ! -x "$root/$module/stand-ins.sh" ] || "$root/$module/stand-ins.sh"
 	export GOTOOLCHAIN="$chosen"
 	! grep -q '^toolchain ' "$root/$module/go.mod" || GOTOOLCHAIN=auto
 	release=$(go -C "$root/$module" env GOVERSION)

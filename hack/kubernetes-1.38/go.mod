@@ -2,11 +2,8 @@
 // make cluster KUBERNETES=1.38 run them. Build one with KUBERNETES=1.38 hack/build-tools.sh NAME. With the release
 // this becomes hack/tools.
 //
-// Two modules of v1.38.0-beta.0 were not served by the module proxy that this was written with, so go.sum lacks them:
-// k8s.io/apiextensions-api, which kube-apiserver, kube-controller-manager, agnhost and the e2e suite import, and
-// k8s.io/ktesting, which the suite imports. Where they are served, run go mod tidy here first. All modules of etcd,
-// kube-scheduler, kubelet, kubectl and ginkgo are served. kubelet writes no iptables rules
-// (../kube-proxy-1.38/iptables-wrappers).
+// Two modules of v1.38.0-beta.0 were not served by the module proxy that this was written with: stand-ins.sh writes what
+// stands in for them. kubelet writes no iptables rules (../kube-proxy-1.38/iptables-wrappers).
 module nftproxy/hack/kubernetes-1.38
 
 go 1.27.0
@@ -29,7 +26,7 @@ tool (
 // k8s.io/kubernetes replaces its staging modules by directories of its own tree; their published copies are these.
 replace (
 	k8s.io/api => k8s.io/api v0.38.0-beta.0
-	k8s.io/apiextensions-api => k8s.io/apiextensions-api v0.38.0-beta.0
+	k8s.io/apiextensions-api => ./stand-ins/apiextensions-api
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.38.0-beta.0
 	k8s.io/apimachinery => k8s.io/apimachinery v0.38.0-beta.0
 	k8s.io/apiserver => k8s.io/apiserver v0.38.0-beta.0
@@ -49,7 +46,7 @@ replace (
 	k8s.io/endpointslice => k8s.io/endpointslice v0.38.0-beta.0
 	k8s.io/externaljwt => k8s.io/externaljwt v0.38.0-beta.0
 	k8s.io/kms => k8s.io/kms v0.38.0-beta.0
-	k8s.io/ktesting => k8s.io/ktesting v0.38.0-beta.0
+	k8s.io/ktesting => ./stand-ins/ktesting
 	k8s.io/kube-aggregator => k8s.io/kube-aggregator v0.38.0-beta.0
 	k8s.io/kube-controller-manager => k8s.io/kube-controller-manager v0.38.0-beta.0
 	k8s.io/kube-proxy => k8s.io/kube-proxy v0.38.0-beta.0
@@ -211,6 +208,7 @@ require (
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	gopkg.in/natefinch/lumberjack.v2 v2.2.1 // indirect
 	k8s.io/api v0.38.0-beta.0 // indirect
+	k8s.io/apiextensions-api v0.38.0-beta.0 // indirect
 	k8s.io/apiextensions-apiserver v0.0.0 // indirect
 	k8s.io/apimachinery v0.38.0-beta.0 // indirect
 	k8s.io/apiserver v0.38.0-beta.0 // indirect
@@ -230,6 +228,7 @@ require (
 	k8s.io/externaljwt v0.0.0 // indirect
 	k8s.io/klog/v2 v2.140.0 // indirect
 	k8s.io/kms v0.38.0-beta.0 // indirect
+	k8s.io/ktesting v0.38.0-beta.0 // indirect
 	k8s.io/kube-aggregator v0.0.0 // indirect
 	k8s.io/kube-controller-manager v0.0.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20261014044854-ca3452a79603 // indirect
