@@ -2,15 +2,18 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	modelflows "nftproxy/model/flows"
 	"nftproxy/model/service"
@@ -235,6 +238,31 @@ func TestFlows(t *testing.T) {
 	w.attempt(nobody, testnet.TCP, 1) // The rules stay, and nobody listens.
 	r = w.run("1/1")
 	w.attemptAll(quick(routes))
+	w.compare()
+	r.end()
+}
+
+// TestFlowsAbort: a connection whose INIT an endpoint answers by an ABORT is refused. Only a kernel with SCTP sends one,
+// such as KERNEL=newest of make on-kernel.
+func TestFlowsAbort(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		t.Skip("this kernel has no SCTP")
+	}
+	testnet.Require(t, err)
+	testnet.Require(t, unix.Close(fd))
+	w := newFlowsWorld(t, "off")
+	r := w.run("1/1")
+	for from, way := range map[string]modelflows.Way{"client": modelflows.ByClusterIP, "node": modelflows.ByClusterIP,
+		"outside": modelflows.ByNodePort} {
+		for family := range w.NodeAddrs {
+			a := attempt{route: route{from: from, service: flowsClosed, way: way, want: modelflows.Refused, at: "near"},
+				protocol: testnet.SCTP, family: family, from: w.source(from, family), began: time.Now()}
+			a.to = a.destination(w, family)
+			testnet.Require(t, w.places[from].SendSCTPInit(a.from, a.to))
+			w.attempts = append(w.attempts, a)
+		}
+	}
 	w.compare()
 	r.end()
 }

@@ -324,9 +324,8 @@ const outcomeReset = "reset"
 
 // attempt makes a connection of a route.
 func (w *flowsWorld) attempt(r route, protocol string, family int) attempt {
-	a := attempt{route: r, protocol: protocol, family: family, to: r.destination(w, family), began: time.Now()}
-	const first = 10_000
-	a.from = netip.AddrPortFrom(w.addrs[r.from][family], uint16(first+w.port.Add(1)))
+	a := attempt{route: r, protocol: protocol, family: family, from: w.source(r.from, family),
+		to: r.destination(w, family), began: time.Now()}
 	patience := awaitLimit
 	if r.want == modelflows.Unanswered || r.want == modelflows.Dropped {
 		patience = time.Second
@@ -352,6 +351,12 @@ func (w *flowsWorld) attempt(r route, protocol string, family int) attempt {
 		w.Errorf("%s: %s, and the test wants it %s", a, a.outcome, want)
 	}
 	return a
+}
+
+// source is a client's address with a port that no other attempt has.
+func (w *flowsWorld) source(place string, family int) netip.AddrPort {
+	const first = 10_000
+	return netip.AddrPortFrom(w.addrs[place][family], uint16(first+w.port.Add(1)))
 }
 
 func (a attempt) String() string {
