@@ -458,8 +458,8 @@ func TestLeastConnectionsLifecycle(t *testing.T) {
 	}
 }
 
-// associate has a pod keep associations of SCTP, to each of which it says its name at first.
-func (w *balanced) associate(pod *testnet.Pod, at netip.AddrPort) {
+// associate has a pod keep associations of SCTP, of which it says its name in got.
+func (w *balanced) associate(pod *testnet.Pod, at netip.AddrPort, got chan<- string) {
 	listener := listen(w.T, pod.NS, at)
 	w.Cleanup(func() { listener.Close() })
 	go func() {
@@ -468,8 +468,8 @@ func (w *balanced) associate(pod *testnet.Pod, at netip.AddrPort) {
 			if err != nil {
 				return // closed
 			}
-			_, _ = io.WriteString(peer, pod.Name)
 			w.Cleanup(func() { peer.Close() })
+			got <- pod.Name
 		}
 	}()
 }
@@ -478,10 +478,10 @@ func (w *balanced) associate(pod *testnet.Pod, at netip.AddrPort) {
 func TestLeastConnectionsAssociations(t *testing.T) {
 	const before, after = 24, 100
 	w := newBalanced(t, "busy", "idle", "other")
-	list := ""
+	list, accepted := "", make(chan string, 1)
 	for i, pod := range w.servers {
 		for _, a := range pod.Addrs {
-			w.associate(pod, netip.AddrPortFrom(a, 3868))
+			w.associate(pod, netip.AddrPortFrom(a, 3868), accepted)
 			list += fmt.Sprintf("    endpoint %v n %%[%d]s\n", netip.AddrPortFrom(a, 3868), min(2, 1+i))
 		}
 	}
@@ -497,10 +497,13 @@ func TestLeastConnectionsAssociations(t *testing.T) {
 		client := socket(t, w.client.NS, to.Addr())
 		t.Cleanup(func() { client.Close() })
 		w.must(connect(client, to, limit))
-		b := make([]byte, 64)
-		n, err := client.Read(b)
-		w.must(err)
-		return string(b[:n])
+		select {
+		case name := <-accepted:
+			return name
+		case <-time.After(limit):
+			t.Fatalf("nobody has accepted an association with %v", to)
+			return ""
+		}
 	}
 	to := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:3868"), netip.MustParseAddrPort("[fd00:96::1]:3868")}
 	w.set(text("serving"))

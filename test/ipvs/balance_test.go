@@ -37,9 +37,9 @@ func balancers() []balancer {
 }
 
 const (
-	atRandom   = "nftproxy, random"
-	ofNftproxy = "nftproxy, least-connections"
-	ofIPVS     = "kube-proxy, IPVS lc"
+	atRandom   = "nftproxy random"
+	ofNftproxy = "nftproxy least-connections"
+	ofIPVS     = "kube-proxy IPVS lc" // kube-proxy ends if there is a comma in the path of its configuration
 )
 
 func situations() []situation {

@@ -352,7 +352,7 @@ func (w *world) hasChains() {
 	deadline := time.Now().Add(limit)
 	for _, save := range []string{"iptables-save", "ip6tables-save"} {
 		for !strings.Contains(w.run(save, "-t", "nat"), "-A KUBE-SERVICES ") {
-			if time.Now().After(deadline) {
+			if w.kubeProxy.Ended() || time.Now().After(deadline) {
 				w.Fatalf("kube-proxy has no rules: %s", w.run(save, "-t", "nat"))
 			}
 			time.Sleep(100 * time.Millisecond)
