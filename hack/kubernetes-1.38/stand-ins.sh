@@ -30,6 +30,20 @@ for version in v1 v1beta1; do
 	rm conversion.go zz_generated.conversion.go
 done
 rm -r "$new/ktesting/examples"
+# What v1.38 has more.
+cat >"$new/ktesting/later.go" <<'EOF'
+package ktesting
+
+import "time"
+
+func (tCtx TContext) WithDeadline(deadline time.Time, cause string) TContext {
+	return tCtx.WithTimeout(time.Until(deadline), cause)
+}
+
+func (tCtx TContext) CancelBecause(cause error) {
+	tCtx.Cancel(cause.Error())
+}
+EOF
 find "$new" -name '*_test.go' -delete
 find "$new" -name '*.go' -exec sed -i 's|k8s.io/apiextensions-apiserver/pkg/|k8s.io/apiextensions-api/pkg/|
 	s|k8s.io/kubernetes/test/utils/ktesting|k8s.io/ktesting|

@@ -466,7 +466,10 @@ func (w *balanced) associate(pod *testnet.Pod, at netip.AddrPort, got chan<- str
 		for {
 			peer, err := accept(listener)
 			if err != nil {
-				return // closed
+				if w.T.Context().Err() == nil { // the end of the test closes the listener
+					w.Errorf("%s at %v: %v", pod.Name, at, err)
+				}
+				return
 			}
 			w.Cleanup(func() { peer.Close() })
 			got <- pod.Name

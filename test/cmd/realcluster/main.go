@@ -38,7 +38,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newCommand().ExecuteContext(ctx)
 	stop()
-	if exit := new(exec.ExitError); errors.As(err, &exit) {
+	if exit, ok := err.(*exec.ExitError); ok { // of exec's command, which has said why; other errors say what has ended
 		os.Exit(exit.ExitCode())
 	}
 	if err != nil {
