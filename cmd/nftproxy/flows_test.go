@@ -242,8 +242,8 @@ func TestFlows(t *testing.T) {
 	r.end()
 }
 
-// TestFlowsAbort: a connection whose INIT an endpoint answers by an ABORT is refused. Only a kernel with SCTP sends one,
-// such as KERNEL=newest of make on-kernel.
+// TestFlowsAbort: a connection whose INIT an endpoint answers by an ABORT is refused. Only a kernel with SCTP sends
+// one, such as KERNEL=newest of make on-kernel.
 func TestFlowsAbort(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -256,8 +256,8 @@ func TestFlowsAbort(t *testing.T) {
 	for from, way := range map[string]modelflows.Way{"client": modelflows.ByClusterIP, "node": modelflows.ByClusterIP,
 		"outside": modelflows.ByNodePort} {
 		for family := range w.NodeAddrs {
-			a := attempt{route: route{from: from, service: flowsClosed, way: way, want: modelflows.Refused, at: "near"},
-				protocol: testnet.SCTP, family: family, from: w.source(from, family), began: time.Now()}
+			to := route{from: from, service: flowsClosed, way: way, want: modelflows.Refused, at: "near"}
+			a := attempt{route: to, protocol: testnet.SCTP, family: family, from: w.source(from, family), began: time.Now()}
 			a.to = a.destination(w, family)
 			testnet.Require(t, w.places[from].SendSCTPInit(a.from, a.to))
 			w.attempts = append(w.attempts, a)
