@@ -82,6 +82,9 @@ func TestKernels(t *testing.T) {
 	if len(o.releases) != 2 || len(o.releases[0].lacks) == 0 || o.releases[1].name != "bullseye" {
 		t.Errorf("%+v", o.releases)
 	}
+	if _, err := parse([]string{"--kernels="}); err == nil {
+		t.Error("no kernel is no error")
+	}
 	for _, series := range []string{"6.13", "", "5.10-nf_tables-nf_tables"} {
 		if _, err := parse([]string{"--kernels=6.12," + series}); err == nil ||
 			!strings.Contains(err.Error(), "kernel "+series+" is") {

@@ -21,7 +21,7 @@ import (
 // options are the command's flags.
 type options struct {
 	releases          []release
-	kernels, packages []string
+	packages          []string
 	arch              string
 	tests, logs, page string
 	short, build      bool
@@ -34,13 +34,13 @@ type options struct {
 func parse(args []string) (options, error) {
 	var o options
 	f := pflag.NewFlagSet("matrix kernels", pflag.ContinueOnError)
-	var all []string
+	var all, kernels []string
 	for _, r := range releases() {
 		if len(r.lacks) == 0 {
 			all = append(all, r.series)
 		}
 	}
-	f.StringSliceVar(&o.kernels, "kernels", all, "`series` of kernels to try")
+	f.StringSliceVar(&kernels, "kernels", all, "`series` of kernels to try")
 	f.StringVar(&o.arch, "arch", "amd64", "`architecture` of the machines: amd64 or arm64")
 	f.StringSliceVar(&o.packages, "packages", nil, "`packages` whose tests to run; all that need a kernel by default")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
@@ -60,7 +60,10 @@ func parse(args []string) (options, error) {
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	for _, series := range o.kernels {
+	if len(kernels) == 0 {
+		return o, errors.New("--kernels names none")
+	}
+	for _, series := range kernels {
 		r, err := findRelease(series)
 		if err != nil {
 			return o, err
@@ -125,6 +128,11 @@ func tryKernels(ctx context.Context, args []string, out io.Writer) error {
 	return o.report(columns, out)
 }
 
+// tries says whether to try a release's kernel.
+func (o options) tries(r release) bool {
+	return slices.ContainsFunc(o.releases, func(tried release) bool { return tried.series == r.series })
+}
+
 // packagesOn are the packages whose tests to run on a release's kernel.
 func (o options) packagesOn(r release) []string {
 	if o.packages != nil {
@@ -175,7 +183,7 @@ func (o options) writePage(out io.Writer) error {
 		lacks bool
 	}{{page(), false}, {pageWithoutModules(), true}} {
 		of := slices.DeleteFunc(releases(), func(r release) bool { return len(r.lacks) > 0 != s.lacks })
-		if !slices.ContainsFunc(of, func(r release) bool { return slices.Contains(o.kernels, r.series) }) {
+		if !slices.ContainsFunc(of, o.tries) {
 			continue
 		}
 		columns, whole := []column(nil), true
