@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
@@ -243,7 +242,7 @@ func TestFlows(t *testing.T) {
 }
 
 // TestFlowsAbort: a connection whose INIT an endpoint answers by an ABORT is refused. Only a kernel with SCTP sends
-// one, such as KERNEL=newest of make on-kernel.
+// one: make test-kernels PACKAGES=cmd/nftproxy.
 func TestFlowsAbort(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -256,9 +255,8 @@ func TestFlowsAbort(t *testing.T) {
 	for from, way := range map[string]modelflows.Way{"client": modelflows.ByClusterIP, "node": modelflows.ByClusterIP,
 		"outside": modelflows.ByNodePort} {
 		for family := range w.NodeAddrs {
-			to := route{from: from, service: flowsClosed, way: way, want: modelflows.Refused, at: "near"}
-			a := attempt{route: to, protocol: testnet.SCTP, family: family, from: w.source(from, family), began: time.Now()}
-			a.to = a.destination(w, family)
+			a := w.newAttempt(route{from: from, service: flowsClosed, way: way, want: modelflows.Refused, at: "near"},
+				testnet.SCTP, family)
 			testnet.Require(t, w.places[from].SendSCTPInit(a.from, a.to))
 			w.attempts = append(w.attempts, a)
 		}

@@ -324,8 +324,7 @@ const outcomeReset = "reset"
 
 // attempt makes a connection of a route.
 func (w *flowsWorld) attempt(r route, protocol string, family int) attempt {
-	a := attempt{route: r, protocol: protocol, family: family, from: w.source(r.from, family),
-		to: r.destination(w, family), began: time.Now()}
+	a := w.newAttempt(r, protocol, family)
 	patience := awaitLimit
 	if r.want == modelflows.Unanswered || r.want == modelflows.Dropped {
 		patience = time.Second
@@ -353,10 +352,11 @@ func (w *flowsWorld) attempt(r route, protocol string, family int) attempt {
 	return a
 }
 
-// source is a client's address with a port that no other attempt has.
-func (w *flowsWorld) source(place string, family int) netip.AddrPort {
+// newAttempt is an attempt that begins now, from a port that no other one has.
+func (w *flowsWorld) newAttempt(r route, protocol string, family int) attempt {
 	const first = 10_000
-	return netip.AddrPortFrom(w.addrs[place][family], uint16(first+w.port.Add(1)))
+	return attempt{route: r, protocol: protocol, family: family, to: r.destination(w, family), began: time.Now(),
+		from: netip.AddrPortFrom(w.addrs[r.from][family], uint16(first+w.port.Add(1)))}
 }
 
 func (a attempt) String() string {

@@ -100,7 +100,9 @@ func kernelTests(pkg string) string {
 	case "daemon/proxy", "test/scenario":
 		return "^TestKernel"
 	case "test/datapath":
-		return "^TestAssociations$" // the others measure a way that nftproxy does not take
+		return "^Test(LeastConnections)?Associations$" // others measure a way that nftproxy does not take, or need no kernel
+	case "cmd/nftproxy": // chosen by --packages
+		return "^TestFlowsAbort$"
 	case "daemon/listen":
 		return "^Test(Health|Listeners)"
 	case "look/explain/live":
