@@ -5,7 +5,10 @@
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-[ ! -d "$here/stand-ins" ] || exit 0
+made=$here/stand-ins
+if [ "$made" -nt "$here/stand-ins.sh" ] && [ "$made" -nt "$here/../tools/go.mod" ]; then
+	exit 0
+fi
 cd "$here/../tools"
 go mod download k8s.io/apiextensions-apiserver k8s.io/kubernetes
 extensions=$(go list -m -f '{{.Dir}}' k8s.io/apiextensions-apiserver)
@@ -51,4 +54,5 @@ find "$new" -name '*.go' -exec sed -i 's|k8s.io/apiextensions-apiserver/pkg/|k8s
 for module in apiextensions-api ktesting; do
 	printf 'module k8s.io/%s\n\ngo 1.27.0\n' "$module" >"$new/$module/go.mod"
 done
-mv "$new" "$here/stand-ins"
+rm -rf "$made"
+mv "$new" "$made"
